@@ -1,0 +1,242 @@
+//! The command line as clap reads it. What the commands do stands in `commands`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use tenure_store::view::STATUSES;
+use uuid::Uuid;
+
+use crate::config::{DEFAULT_FILE, parse_span};
+use crate::output::Format;
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 refused by the present state, \
+                          5 database not reachable.\nPasswords belong into a file (database.password_file) or a variable \
+                          (TENURE_DATABASE__PASSWORD): every user of this machine can read a command line.";
+
+/// Runs jobs from a PostgreSQL queue.
+#[derive(Debug, Parser)]
+#[command(name = "tenure", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    #[arg(long, global = true, value_name = "FILE", env = "TENURE_CONFIG", help = format!("Configuration [default: {DEFAULT_FILE}]"))]
+    pub(crate) config: Option<PathBuf>,
+    /// Sets one key, over the file and TENURE_SECTION__KEY variables, such as worker.concurrency=4
+    #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// A table or one JSON envelope [default: a table on a terminal, tab-separated fields in a pipe]
+    #[arg(long, global = true, value_enum)]
+    pub(crate) output: Option<Format>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Claims and runs jobs until it is told to stop
+    Run,
+    /// Brings the database's schema to this version, or says where it is
+    Migrate(MigrateArguments),
+    /// Reads the configuration as `run` does, and prints what is in force
+    CheckConfig,
+    /// Puts a job in
+    Enqueue(EnqueueArguments),
+    /// Looks at jobs and acts on them
+    #[command(subcommand)]
+    Job(JobCommand),
+    /// Looks at jobs that failed for good, and decides about them
+    #[command(subcommand)]
+    Dead(DeadCommand),
+    /// Looks at the running daemons
+    #[command(subcommand)]
+    Worker(WorkerCommand),
+    /// Counts jobs by type
+    Stats,
+    /// Ends the handlers of a daemon that died; a daemon starts it
+    #[command(hide = true)]
+    Guard {
+        /// Held for as long as handlers may live.
+        lock: Option<std::path::PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArguments {
+    #[command(subcommand)]
+    pub(crate) action: Option<MigrateAction>,
+    /// Prints what would be done and does nothing
+    #[arg(long, global = true)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum MigrateAction {
+    /// Applies what is missing (what `migrate` alone does)
+    Up,
+    /// Says what is applied, what is missing, and whether this version can work with the database
+    Status,
+    /// Removes the schema with every job in it
+    Down {
+        /// The schema's name once more, as a confirmation
+        #[arg(long, value_name = "SCHEMA")]
+        drop_schema: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnqueueArguments {
+    /// The job type, which selects the handler
+    #[arg(value_name = "TYPE")]
+    pub(crate) job_type: String,
+    /// What the handler gets: JSON, @FILE, or - for standard input
+    #[arg(long, default_value = "{}", value_name = "JSON|@FILE|-")]
+    pub(crate) data: String,
+    /// Lower numbers run first
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) priority: i32,
+    /// Runs it after this time, such as 5m
+    #[arg(long = "in", value_name = "DURATION", value_parser = parse_span, conflicts_with = "run_at")]
+    pub(crate) after: Option<Duration>,
+    /// Runs it at this time, such as 2031-05-01T08:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub(crate) run_at: Option<String>,
+    #[arg(long, default_value = "default")]
+    pub(crate) tenant: String,
+    /// While a job of this type, tenant and key lives, its id is returned and nothing new is put in
+    #[arg(long, value_name = "KEY")]
+    pub(crate) unique_key: Option<String>,
+    /// Attempts until it is a dead letter [default: what the handler's policy says]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) max_attempts: Option<i32>,
+    /// How long one attempt may take [default: what the handler says]
+    #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+    pub(crate) timeout: Option<Duration>,
+    /// A UUIDv7 that makes this command repeatable: a known id is returned and changes nothing
+    #[arg(long, value_name = "UUID")]
+    pub(crate) id: Option<Uuid>,
+    /// A label of the job; can be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Waits until the job ended, and prints its result. Ctrl-C leaves the job alone
+    #[arg(long)]
+    pub(crate) wait: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobCommand {
+    /// Lists jobs, the newest first
+    List(ListArguments),
+    /// Everything about one job: state, what it waits for, attempts, errors, log
+    Show { id: Uuid },
+    /// Waits until a job ended, and prints its result
+    Wait {
+        id: Uuid,
+        /// Gives up after this time; the job goes on
+        #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+        timeout: Option<Duration>,
+    },
+    /// Takes a job back: a waiting one at once, a running one by stopping its handler
+    Cancel {
+        id: Uuid,
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// Runs a failed, cancelled or discarded job again, with all its attempts
+    Retry { id: Uuid },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArguments {
+    /// scheduled, blocked, pending, running, completed, failed, discarded or cancelled
+    #[arg(long, value_parser = STATUSES)]
+    pub(crate) status: Option<String>,
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) job_type: Option<String>,
+    #[arg(long)]
+    pub(crate) tenant: Option<String>,
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
+    pub(crate) limit: i64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeadCommand {
+    /// Lists dead letters that wait for a person, the newest first
+    List {
+        #[arg(long = "type", value_name = "TYPE")]
+        job_type: Option<String>,
+        /// Those too that somebody has decided about
+        #[arg(long)]
+        all: bool,
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
+        limit: i64,
+    },
+    /// Everything about one dead letter, by its own id or its job's
+    Show { id: Uuid },
+    /// Runs the job again, with all its attempts
+    Retry {
+        #[command(flatten)]
+        review: ReviewArguments,
+        /// What the handler gets instead: JSON, @FILE, or - for standard input
+        #[arg(long, value_name = "JSON|@FILE|-")]
+        data: Option<String>,
+    },
+    /// Gives the job up
+    Discard {
+        #[command(flatten)]
+        review: ReviewArguments,
+    },
+    /// Says that a person did by hand what the job was for
+    Fix {
+        #[command(flatten)]
+        review: ReviewArguments,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReviewArguments {
+    /// The dead letter's id, or its job's
+    pub(crate) id: Uuid,
+    /// Why, for those who look later
+    #[arg(long)]
+    pub(crate) note: Option<String>,
+    /// Who decides [default: the user of this machine]
+    #[arg(long)]
+    pub(crate) reviewer: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkerCommand {
+    /// Lists workers
+    List {
+        /// Those too that ended
+        #[arg(long)]
+        all: bool,
+    },
+    /// Asks a worker to stop as SIGTERM would: it claims nothing more and ends when its jobs have ended
+    Drain { id: Uuid },
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("KEY=VALUE is expected".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

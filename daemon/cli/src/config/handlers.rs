@@ -1,0 +1,194 @@
+//! The `[handlers]` section: which rules there are, and whether each can be meant.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tenure_core::pattern::{self, Pattern};
+use tenure_core::retry::Policy;
+use tenure_runtime::exec::{Clients, HttpHandler, PrepareError};
+use tenure_runtime::settings::{
+    AfterLostCommits, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, ExecSettings, ExitMeaning,
+    HandlerKind, Handlers, HttpSettings, RetryRule, Rule, Secret,
+};
+
+use super::binary;
+use super::resolve::Check;
+use super::schema::{
+    AfterLostCommitsName, ExecSection, ExitName, HandlerSection, HttpSection, RetrySection,
+};
+
+/// Reads all rules; what is wrong with them goes to `check`.
+pub(crate) fn resolve(
+    check: &mut Check<'_>,
+    sections: BTreeMap<String, HandlerSection>,
+) -> Handlers {
+    let names: Vec<String> = sections.keys().cloned().collect();
+    let patterns = self::patterns(&names);
+    for (at, why) in patterns
+        .iter()
+        .enumerate()
+        .filter_map(|(at, p)| Some((at, p.as_ref().err()?)))
+    {
+        check.refuse(&["handlers", &names[at]], why.clone());
+    }
+    let mut rules = Vec::new();
+    for ((name, section), pattern) in sections.into_iter().zip(patterns) {
+        let kind = kind(check, &name, &section);
+        let retry = retry(check, &name, &section.retry);
+        let Ok(pattern) = pattern else { continue };
+        rules.push(Rule {
+            pattern,
+            kind,
+            retry,
+            after_lost_commits: section.after_lost_commits.map(|name| match name {
+                AfterLostCommitsName::Keep => AfterLostCommits::Keep,
+                AfterLostCommitsName::Rerun => AfterLostCommits::Rerun,
+            }),
+        });
+    }
+    let handlers = Handlers { rules };
+    for rule in handlers.rules.iter().filter(|rule| rule.pattern.is_exact()) {
+        if handlers.resolve(rule.pattern.as_str()).is_none() {
+            let what = "nothing says what runs; add exec = { command = [\"…\"] } or http = { url = \"…\" }";
+            check.refuse(&["handlers", rule.pattern.as_str()], what);
+        }
+    }
+    handlers
+}
+
+/// Reads patterns that stand side by side: each of them, or why it cannot be used.
+pub(crate) fn patterns(texts: &[String]) -> Vec<Result<Pattern, String>> {
+    let mut good: Vec<Pattern> = Vec::new();
+    let mut read = |text: &String| {
+        let pattern = Pattern::new(text).map_err(|error| error.to_string())?;
+        for other in &good {
+            pattern::check(&[other.clone(), pattern.clone()]).map_err(|error| error.to_string())?;
+        }
+        good.push(pattern.clone());
+        Ok(pattern)
+    };
+    texts.iter().map(&mut read).collect()
+}
+
+fn kind(check: &mut Check<'_>, name: &str, section: &HandlerSection) -> Option<HandlerKind> {
+    let said = usize::from(section.exec.is_some())
+        + usize::from(section.http.is_some())
+        + usize::from(section.noop.is_some());
+    if said > 1 {
+        check.refuse(
+            &["handlers", name],
+            "says more than one of exec, http and noop; keep one",
+        );
+    }
+    if let Some(exec) = &section.exec {
+        return Some(HandlerKind::Exec(self::exec(check, name, exec)));
+    }
+    if let Some(http) = &section.http {
+        return Some(HandlerKind::Http(self::http(check, name, http)));
+    }
+    section.noop.as_ref().map(|_| HandlerKind::Noop)
+}
+
+fn exec(check: &mut Check<'_>, name: &str, section: &ExecSection) -> ExecSettings {
+    let path = |key| ["handlers", name, "exec", key];
+    if section.cwd.as_deref().is_some_and(|cwd| !cwd.is_dir()) {
+        check.refuse(&path("cwd"), "is not a folder");
+    }
+    let search = match section.env.iter().any(|variable| variable == "PATH") {
+        true => std::env::var("PATH").unwrap_or_default(),
+        false => DEFAULT_PATH.to_owned(),
+    };
+    match section.command.split_first() {
+        None => check.refuse(
+            &path("command"),
+            "a program with its arguments is expected, such as [\"python3\", \"report.py\"]",
+        ),
+        Some((program, arguments)) => {
+            if let Err(why) = binary::find(program, section.cwd.as_deref().map(Path::new), &search)
+            {
+                check.refuse(&path("command"), why);
+            }
+            if arguments.iter().any(|argument| argument.contains('\0')) {
+                check.refuse(&path("command"), "an argument holds a NUL");
+            }
+        }
+    }
+    let mut exit_codes = BTreeMap::new();
+    for (code, meaning) in &section.exit_codes {
+        match code.parse::<u8>() {
+            Ok(code) => exit_codes.insert(
+                i32::from(code),
+                match meaning {
+                    ExitName::Done => ExitMeaning::Done,
+                    ExitName::Retry => ExitMeaning::Retry,
+                    ExitName::Dead => ExitMeaning::Dead,
+                },
+            ),
+            Err(_) => {
+                check.refuse(
+                    &["handlers", name, "exec", "exit_codes", code],
+                    "an exit code from 0 to 255 is expected",
+                );
+                None
+            }
+        };
+    }
+    ExecSettings {
+        command: section.command.clone(),
+        cwd: section.cwd.clone(),
+        env: section.env.clone(),
+        timeout: check.positive(&path("timeout"), section.timeout.0),
+        kill_grace: section.kill_grace.0,
+        exit_codes,
+    }
+}
+
+fn http(check: &mut Check<'_>, name: &str, section: &HttpSection) -> HttpSettings {
+    let path = |key| ["handlers", name, "http", key];
+    let settings = HttpSettings {
+        url: Secret::new(&section.url),
+        timeout: check.positive(&path("timeout"), section.timeout.0),
+        connect_timeout: check.positive(&path("connect_timeout"), section.connect_timeout.0),
+        secret: section
+            .secret_file
+            .as_ref()
+            .and_then(|file| check.secret_file(&path("secret_file"), file)),
+        headers: section
+            .headers
+            .iter()
+            .map(|(header, value)| (header.clone(), Secret::new(value)))
+            .collect(),
+    };
+    match HttpHandler::new(&settings, &mut Clients::default()) {
+        Ok(_) => {}
+        Err(error @ PrepareError::Url(_)) => check.refuse(&path("url"), error.to_string()),
+        Err(error @ PrepareError::Header(_)) => check.refuse(&path("headers"), error.to_string()),
+        Err(error @ PrepareError::Secret(_)) => {
+            check.refuse(&path("secret_file"), error.to_string())
+        }
+        Err(error @ PrepareError::Client(_)) => {
+            check.refuse(&["handlers", name, "http"], error.to_string())
+        }
+    }
+    settings
+}
+
+fn retry(check: &mut Check<'_>, name: &str, section: &RetrySection) -> RetryRule {
+    let max_attempts = section
+        .max_attempts
+        .and_then(|count| i32::try_from(count.0).ok());
+    let (delay, max_delay) = (
+        section.delay.map(|span| span.0),
+        section.max_delay.map(|span| span.0),
+    );
+    let longest = max_delay.unwrap_or(DEFAULT_MAX_DELAY.max(delay.unwrap_or_default()));
+    let first = delay.unwrap_or(DEFAULT_DELAY.min(longest));
+    if let Err(error) = Policy::new(max_attempts.unwrap_or(1), first, longest) {
+        check.refuse(&["handlers", name, "retry"], error.to_string());
+    }
+    RetryRule {
+        max_attempts,
+        delay,
+        max_delay,
+    }
+}

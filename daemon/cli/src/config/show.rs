@@ -1,0 +1,160 @@
+//! The settings in force, as people and programs read them. Secrets are never among them.
+
+use std::time::Duration;
+
+use humantime_serde::re::humantime::format_duration;
+use serde_json::{Map, Value, json};
+use tenure_runtime::settings::{
+    AfterLostCommits, HandlerKind, Handlers, LogFormat, Pooler, Rule, Secret, Settings,
+};
+
+use super::address;
+
+/// All settings, with the keys of the file.
+pub(crate) fn shown(settings: &Settings) -> Value {
+    let Settings {
+        database,
+        worker,
+        pools,
+        handlers,
+        api,
+        log,
+    } = settings;
+    json!({
+        "database": {
+            "servers": address::servers(database.url.expose()),
+            "direct_url": database.direct_url.as_ref().map(hidden),
+            "password": database.password.as_ref().map(hidden),
+            "schema": database.schema,
+            "pool_size": database.pool_size,
+            "pooler": match database.pooler { Pooler::None => "none", Pooler::Transaction => "transaction" },
+            "connect_timeout": span(database.connect_timeout),
+            "statement_timeout": span(database.statement_timeout),
+        },
+        "worker": {
+            "name": worker.name,
+            "version": worker.version,
+            "concurrency": worker.concurrency,
+            "lease_ttl": span(worker.lease_ttl),
+            "heartbeat": span(worker.heartbeat),
+            "state_dir": worker.state_dir,
+            "drain_timeout": span(worker.drain_timeout),
+            "poll_interval": span(worker.poll_interval),
+            "max_result": size(worker.max_result),
+            "log_tail": size(worker.log_tail),
+        },
+        "pools": pools.iter().map(|pool| json!({
+            "name": pool.name,
+            "job_types": pool.job_types.iter().map(|pattern| pattern.as_str()).collect::<Vec<_>>(),
+            "concurrency": pool.concurrency,
+        })).collect::<Vec<_>>(),
+        "handlers": all(handlers),
+        "api": {
+            "listen": api.listen.as_ref().map_or_else(|| "off".to_owned(), ToString::to_string),
+            "token": api.token.as_ref().map(hidden),
+            "max_body": size(api.max_body),
+        },
+        "log": {
+            "format": match log.format { LogFormat::Auto => "auto", LogFormat::Json => "json", LogFormat::Text => "text" },
+            "level": log.level,
+        },
+    })
+}
+
+/// What holds for each pattern, put together from all rules that match it.
+fn all(handlers: &Handlers) -> Value {
+    handlers
+        .rules
+        .iter()
+        .map(|rule| (rule.pattern.to_string(), one(handlers, rule)))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn one(handlers: &Handlers, rule: &Rule) -> Value {
+    let Some(handler) = handlers.resolve(rule.pattern.as_str()) else {
+        return json!({"runs": null});
+    };
+    let retry = handlers.retry_rule(rule.pattern.as_str());
+    let (name, kind) = match &handler.kind {
+        HandlerKind::Exec(exec) => (
+            "exec",
+            json!({
+                "command": exec.command,
+                "cwd": exec.cwd,
+                "env": exec.env,
+                "timeout": span(exec.timeout),
+                "kill_grace": span(exec.kill_grace),
+            }),
+        ),
+        HandlerKind::Http(http) => (
+            "http",
+            json!({
+                "url": without_secrets(http.url.expose()),
+                "timeout": span(http.timeout),
+                "connect_timeout": span(http.connect_timeout),
+                "secret": http.secret.as_ref().map(hidden),
+                "headers": http.headers.keys().collect::<Vec<_>>(),
+            }),
+        ),
+        HandlerKind::Noop => ("noop", json!({})),
+    };
+    json!({
+        name: kind,
+        "retry": {
+            "max_attempts": retry.max_attempts,
+            "delay": retry.delay.map(span),
+            "max_delay": retry.max_delay.map(span),
+        },
+        "after_lost_commits": match handler.after_lost_commits { AfterLostCommits::Keep => "keep", AfterLostCommits::Rerun => "rerun" },
+    })
+}
+
+fn span(value: Duration) -> String {
+    format_duration(value).to_string()
+}
+
+fn size(bytes: usize) -> String {
+    let (shift, unit) = [(30, "GiB"), (20, "MiB"), (10, "KiB")]
+        .into_iter()
+        .find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift)
+        .unwrap_or((0, "B"));
+    format!("{}{unit}", bytes >> shift)
+}
+
+fn hidden(_: &Secret) -> &'static str {
+    "[secret]"
+}
+
+/// An address without user, password and query.
+fn without_secrets(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    format!("{scheme}://{host}{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_reads_as_it_is_written() {
+        assert_eq!(
+            [0, 1000, 65_536, 4 << 20].map(size),
+            ["0B", "1000B", "64KiB", "4MiB"]
+        );
+    }
+
+    #[test]
+    fn an_address_is_shown_without_its_secrets() {
+        assert_eq!(
+            without_secrets("https://user:pw@host:1/jobs?key=secret#x"),
+            "https://host:1/jobs"
+        );
+        assert_eq!(without_secrets("http://host"), "http://host");
+    }
+}

@@ -1,0 +1,6 @@
+//! The real binary against a real PostgreSQL: what a person types, what comes back, and the exit code.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod commands;
+mod house;
+mod passwords;

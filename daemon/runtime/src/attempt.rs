@@ -1,0 +1,88 @@
+//! One attempt: the handler runs, and what its end means is handed on.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use serde::Deserialize;
+use tenure_protocol::verdict::{Ended, Verdict};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::dispatch::Note;
+use crate::events;
+use crate::exec::{Executor, StopSignal, Task};
+use crate::held::Held;
+use crate::lanes::Route;
+use crate::leases::Leases;
+use crate::stats::Stats;
+use crate::tasks::random;
+
+/// What attempts work with.
+#[derive(Debug, Clone)]
+pub(crate) struct Bench {
+    /// Runs handlers.
+    pub executor: Executor,
+    /// Learns of the end.
+    pub leases: Arc<Leases>,
+    /// Learns how long it took.
+    pub stats: Arc<Stats>,
+    /// Learns of the free slot.
+    pub notes: mpsc::Sender<Note>,
+}
+
+/// Runs one attempt to its end.
+pub(crate) async fn run(bench: Bench, held: Arc<Held>, route: Route, stop: StopSignal) {
+    #[derive(Deserialize)]
+    struct Options {
+        traceparent: Option<String>,
+    }
+    let job = &held.job;
+    let task = Task {
+        job: job.id.0,
+        job_type: job.job_type.clone(),
+        attempt: number(job.attempt),
+        max_attempts: number(job.max_attempts),
+        token: job.token.0,
+        tenant: job.tenant.clone(),
+        data: job.data.clone(),
+        enqueued_at: humantime::format_rfc3339_micros(job.created_at).to_string(),
+        traceparent: serde_json::from_str::<Options>(&job.options)
+            .ok()
+            .and_then(|options| options.traceparent),
+        timeout: job.timeout.unwrap_or(route.timeout),
+    };
+    let started = Instant::now();
+    let ended = AssertUnwindSafe(bench.executor.run(&route.handler, &task, stop))
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|_| {
+            Ended::because(
+                Verdict::RETRY,
+                "tenure itself failed while it ran this attempt; please report this",
+            )
+        });
+    let took = started.elapsed();
+    events::finished(&route.job_type, outcome(&ended.verdict), took);
+    bench.stats.ended(job.lane, took);
+    let retry_in =
+        |not_before: Option<Duration>| route.retry.delay_after(job.attempt, random(), not_before);
+    bench.leases.ended(held.ended(ended, retry_in));
+    // The dispatcher ends only after all attempts.
+    let _ = bench.notes.send(Note::Freed(route.pool)).await;
+}
+
+fn outcome(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Done => "completed",
+        Verdict::Retry { .. } => "failed",
+        Verdict::Dead => "dead",
+        Verdict::Snooze(_) => "snoozed",
+        Verdict::Stopped => "released",
+    }
+}
+
+fn number(n: i32) -> u32 {
+    u32::try_from(n).unwrap_or(0)
+}

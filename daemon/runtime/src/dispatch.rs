@@ -1,0 +1,463 @@
+//! The dispatcher: claims jobs into free slots and starts them.
+//!
+//! When to claim is decided by the pure `Poller`, how much by `core::claim`, whether a job may start by the lease keeper.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::ids::{Call, Lane};
+use tenure_core::lease::event::Event as LeaseEvent;
+use tenure_core::poll::{Command, Event, Poller};
+use tenure_core::time::Mono;
+use tenure_store::error::StoreError;
+use tenure_store::session::Db;
+use tenure_store::value::since;
+use tenure_store::worker::{ClaimRequest, Mark};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::error;
+
+use crate::attempt::{self, Bench};
+use crate::clock;
+use crate::events;
+use crate::held::Held;
+use crate::lanes::Lanes;
+use crate::leases::Leases;
+use crate::marks::Marks;
+use crate::status::Status;
+use crate::tasks::{random, spawn_on};
+
+/// The most jobs of one claim.
+const BATCH: i32 = 500;
+/// Between two questions about marks.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// What the dispatcher is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// There may be a job.
+    Woken,
+    /// The highest lane there is.
+    Lanes(i32),
+    /// The worker is registered or re-attached.
+    Registered,
+    /// A slot of this pool is free again.
+    Freed(usize),
+}
+
+/// See the module.
+pub(crate) struct Dispatcher {
+    db: Db,
+    leases: Arc<Leases>,
+    status: Arc<Status>,
+    bench: Bench,
+    attempts: TaskTracker,
+    lanes: Lanes,
+    pools: Vec<(String, usize)>,
+    free: Vec<usize>,
+    poller: Poller,
+    marks: Marks,
+    settle_at: Mono,
+    lanes_wanted: i32,
+    /// What the poller commanded and is not under way yet.
+    todo: Vec<Command>,
+    /// A claim is under way.
+    claiming: bool,
+}
+
+type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
+
+/// What a statement that was under way has brought.
+enum Done {
+    Claimed {
+        asked: usize,
+        jobs: Vec<Vec<Arc<Held>>>,
+        calls: Vec<Call>,
+        failed: Option<StoreError>,
+    },
+    Flagged(bool, Result<(), StoreError>),
+    Lanes(Result<Vec<(Lane, String)>, StoreError>),
+    Settled(Result<(Vec<Mark>, i64), StoreError>),
+}
+
+impl Dispatcher {
+    /// With all slots free. Attempts are counted by `attempts`.
+    #[must_use]
+    pub(crate) fn new(
+        db: Db,
+        lanes: Lanes,
+        pools: Vec<(String, usize)>,
+        status: Arc<Status>,
+        bench: Bench,
+        attempts: TaskTracker,
+    ) -> Self {
+        Self {
+            db,
+            leases: Arc::clone(&bench.leases),
+            status,
+            bench,
+            attempts,
+            lanes,
+            free: pools.iter().map(|(_, slots)| *slots).collect(),
+            pools,
+            poller: Poller::new(),
+            marks: Marks::default(),
+            settle_at: Mono::ZERO,
+            lanes_wanted: i32::MAX,
+            todo: Vec::new(),
+            claiming: false,
+        }
+    }
+
+    /// Runs until `stop` is cancelled and all attempts have ended.
+    pub(crate) async fn run(mut self, mut notes: mpsc::Receiver<Note>, stop: CancellationToken) {
+        let mut under_way: Vec<Work> = Vec::new();
+        let mut asking_lanes = false;
+        loop {
+            let stopping = stop.is_cancelled();
+            if stopping {
+                self.attempts.close();
+                if self.attempts.is_empty() && under_way.is_empty() {
+                    return;
+                }
+            }
+            if !stopping && self.leases.member().is_some() {
+                if self.lanes.seen() < self.lanes_wanted && !asking_lanes {
+                    asking_lanes = true;
+                    // A word about a new lane that comes while we ask leads to another question.
+                    self.lanes_wanted = 0;
+                    under_way.push(self.ask_lanes());
+                }
+                self.poll(Event::Tick);
+                for command in std::mem::take(&mut self.todo) {
+                    // Two claims at once would both count on the same free slots.
+                    if command == Command::Claim && std::mem::replace(&mut self.claiming, true) {
+                        self.todo.push(command);
+                    } else {
+                        under_way.push(self.carry_out(command));
+                    }
+                }
+                under_way.extend(self.ask_marks());
+            }
+            let (idle, attempts) = (under_way.is_empty(), self.attempts.clone());
+            let wake = if stopping { None } else { self.wake_at() };
+            tokio::select! {
+                (done, index) = first(&mut under_way), if !under_way.is_empty() => {
+                    drop(under_way.swap_remove(index));
+                    asking_lanes &= !matches!(done, Done::Lanes(_));
+                    self.take_in(done, stopping);
+                }
+                note = notes.recv() => {
+                    let Some(note) = note else { return };
+                    self.note(note);
+                    while let Ok(note) = notes.try_recv() {
+                        self.note(note);
+                    }
+                    self.show_slots();
+                }
+                () = clock::sleep_until(wake) => {}
+                () = stop.cancelled(), if !stopping => {}
+                () = attempts.wait(), if stopping && idle => {}
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Option<Mono> {
+        // Without a registration there is nothing to do but to wait for it: a note tells.
+        self.leases.member()?;
+        self.poller.wake_at()
+    }
+
+    fn note(&mut self, note: Note) {
+        let event = match note {
+            Note::Woken => Event::Woken,
+            Note::Lanes(highest) => {
+                self.lanes_wanted = self.lanes_wanted.max(highest);
+                return;
+            }
+            Note::Registered => {
+                self.marks.forget();
+                self.todo.clear();
+                self.lanes_wanted = i32::MAX;
+                Event::Registered
+            }
+            Note::Freed(pool) => {
+                self.free[pool] += 1;
+                Event::Free(true)
+            }
+        };
+        self.poll(event);
+    }
+
+    fn poll(&mut self, event: Event) {
+        self.todo
+            .extend(self.poller.on(clock::now(), event, random()));
+    }
+
+    fn carry_out(&self, command: Command) -> Work {
+        match command {
+            Command::Claim => self.claim(),
+            Command::SetSleeping(sleeping) => {
+                let (db, leases) = (self.db.clone(), Arc::clone(&self.leases));
+                let lanes: Vec<_> = if sleeping {
+                    self.lanes.all().collect()
+                } else {
+                    Vec::new()
+                };
+                Box::pin(async move {
+                    let Some((worker, epoch)) = leases.member() else {
+                        return Done::Flagged(sleeping, Err(not_a_member()));
+                    };
+                    let result = async {
+                        db.session()
+                            .await?
+                            .set_sleeping(worker, epoch, &lanes)
+                            .await
+                    }
+                    .await;
+                    if let Err(error) = &result {
+                        leases.failed(worker, epoch, error);
+                    }
+                    Done::Flagged(sleeping, result)
+                })
+            }
+        }
+    }
+
+    fn claim(&self) -> Work {
+        let (db, leases) = (self.db.clone(), Arc::clone(&self.leases));
+        let requests: Vec<ClaimRequest> = self
+            .lanes
+            .asks(&self.free, BATCH)
+            .into_iter()
+            .map(|ask| ClaimRequest {
+                max_attempts: ask
+                    .lanes
+                    .iter()
+                    .map(|lane| {
+                        self.lanes
+                            .route(*lane)
+                            .map_or(1, |route| route.retry.max_attempts())
+                    })
+                    .collect(),
+                marks: self.marks.of(&ask.lanes),
+                lanes: ask.lanes,
+                limits: ask.limits,
+                total: ask.total,
+            })
+            .collect();
+        Box::pin(async move {
+            let asked = requests
+                .iter()
+                .map(|request| usize::try_from(request.total).unwrap_or(0))
+                .sum::<usize>()
+                .max(1);
+            let (mut jobs, mut calls) = (Vec::new(), Vec::new());
+            for request in &requests {
+                // Numbered only now, when it is sent: what is numbered counts as under way.
+                let session = match db.session().await {
+                    Ok(session) => session,
+                    Err(error) => {
+                        return Done::Claimed {
+                            asked,
+                            jobs,
+                            calls,
+                            failed: Some(error),
+                        };
+                    }
+                };
+                let Some((call, worker, epoch)) = leases.claim() else {
+                    return Done::Claimed {
+                        asked,
+                        jobs,
+                        calls,
+                        failed: Some(not_a_member()),
+                    };
+                };
+                let epoch_no = leases.epoch_no();
+                match session.claim(worker, epoch, call, request).await {
+                    Ok(claimed) => {
+                        calls.push(call);
+                        jobs.push(
+                            claimed
+                                .into_iter()
+                                .map(|job| {
+                                    Arc::new(Held {
+                                        job,
+                                        call,
+                                        epoch_no,
+                                    })
+                                })
+                                .collect(),
+                        );
+                    }
+                    Err(error) => {
+                        leases.on(LeaseEvent::ClaimGivenUp { call });
+                        leases.failed(worker, epoch, &error);
+                        return Done::Claimed {
+                            asked,
+                            jobs,
+                            calls,
+                            failed: Some(error),
+                        };
+                    }
+                }
+            }
+            Done::Claimed {
+                asked,
+                jobs,
+                calls,
+                failed: None,
+            }
+        })
+    }
+
+    fn ask_lanes(&self) -> Work {
+        let db = self.db.clone();
+        Box::pin(async move { Done::Lanes(async { db.session().await?.lanes().await }.await) })
+    }
+
+    fn ask_marks(&mut self) -> Option<Work> {
+        let now = clock::now();
+        let (_, epoch) = self.leases.member()?;
+        if now < self.settle_at {
+            return None;
+        }
+        let (marks, seen, horizon) = self.marks.question()?;
+        // Asked again when it is answered.
+        self.settle_at = Mono::from_millis(u64::MAX);
+        let db = self.db.clone();
+        Some(Box::pin(async move {
+            Done::Settled(
+                async {
+                    db.session()
+                        .await?
+                        .settle_marks(epoch, &marks, &seen, horizon)
+                        .await
+                }
+                .await,
+            )
+        }))
+    }
+
+    fn take_in(&mut self, done: Done, stopping: bool) {
+        let event = match done {
+            Done::Claimed {
+                asked,
+                jobs,
+                calls,
+                failed,
+            } => {
+                self.claiming = false;
+                let mut got = 0;
+                for (call, jobs) in calls.into_iter().zip(jobs) {
+                    got += jobs.len();
+                    self.start(call, jobs, stopping);
+                }
+                match failed {
+                    Some(error) => {
+                        self.lost(&error, "Jobs cannot be claimed");
+                        Event::Failed
+                    }
+                    None => Event::Answered { asked, got },
+                }
+            }
+            Done::Flagged(sleeping, Ok(())) => Event::FlagWritten(sleeping),
+            Done::Flagged(_, Err(error)) => {
+                self.lost(&error, "This worker cannot ask to be notified");
+                Event::FlagFailed
+            }
+            Done::Lanes(Ok(lanes)) => {
+                let before = self.lanes.all().count();
+                if let Err(error) = self.lanes.update(&lanes) {
+                    error!(%error, "A handler cannot be made ready.");
+                }
+                if self.lanes.all().count() == before {
+                    return;
+                }
+                Event::LanesChanged
+            }
+            Done::Lanes(Err(error)) => {
+                self.lost(&error, "The job types cannot be read");
+                return;
+            }
+            Done::Settled(answer) => {
+                self.settle_at = clock::now() + SETTLE;
+                if let Ok((marks, horizon)) = answer {
+                    self.marks.settled(&marks, horizon);
+                }
+                return;
+            }
+        };
+        self.poll(event);
+        self.show_slots();
+    }
+
+    /// Starts what the keeper lets start. Each claimed job has a free slot: nobody else takes slots.
+    fn start(&mut self, call: Call, jobs: Vec<Arc<Held>>, stopping: bool) {
+        events::claimed(jobs.len());
+        for held in &jobs {
+            events::picked_up(since(held.job.ready_at, held.job.started_at));
+            self.marks
+                .saw(held.job.lane, held.job.priority, held.job.pos);
+        }
+        let grace = |held: &Held| {
+            self.lanes
+                .route(held.job.lane)
+                .map_or(Duration::ZERO, |route| route.kill_grace)
+        };
+        for (held, signal) in self.leases.claimed(call, jobs, grace) {
+            match self.lanes.route(held.job.lane).cloned() {
+                Some(route) if !stopping => {
+                    self.free[route.pool] = self.free[route.pool].saturating_sub(1);
+                    spawn_on(
+                        &self.attempts,
+                        attempt::run(self.bench.clone(), held, route, signal),
+                    );
+                }
+                // Never started: given back.
+                _ => self.leases.ended(held.released()),
+            }
+        }
+        self.poll(Event::Free(self.free.iter().any(|free| *free > 0)));
+    }
+
+    fn lost(&self, error: &StoreError, what: &str) {
+        if error.breaks_connection() {
+            self.db.forget_connections();
+        }
+        // What the keeper learned of leads to a new registration, which tells about itself.
+        if !matches!(
+            error,
+            StoreError::OtherEpoch(_) | StoreError::DeadWorker(_) | StoreError::Repeat(_)
+        ) {
+            self.status.trouble(what, error);
+        }
+    }
+
+    fn show_slots(&self) {
+        for ((name, slots), free) in self.pools.iter().zip(&self.free) {
+            events::slots(name, *free, slots.saturating_sub(*free));
+        }
+    }
+}
+
+fn not_a_member() -> StoreError {
+    StoreError::OtherEpoch("this worker is not registered".into())
+}
+
+/// The first of several futures to be done, with its place.
+async fn first(works: &mut [Work]) -> (Done, usize) {
+    std::future::poll_fn(|context| {
+        for (index, work) in works.iter_mut().enumerate() {
+            if let std::task::Poll::Ready(done) = work.as_mut().poll(context) {
+                return std::task::Poll::Ready((done, index));
+            }
+        }
+        std::task::Poll::Pending
+    })
+    .await
+}

@@ -1,0 +1,171 @@
+//! The ends of runs that the database has not confirmed.
+//!
+//! ```text
+//!   ended ──► waiting ──► said ──► confirmed (done or history): gone
+//!                ▲          │
+//!                └──────────┘ busy, refused, no answer
+//! ```
+//!
+//! Invariant: an end leaves this list only when the database has answered it; what is said is never said twice at once.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tenure_core::ids::{Token, WorkerId};
+use tokio::sync::Notify;
+use tracing::error;
+
+use crate::held::Statement;
+use crate::journal::Journal;
+
+/// The list. Shared by all tasks.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: BTreeMap<Token, Statement>,
+    waiting: VecDeque<Token>,
+    journal: Option<Journal>,
+    worker: Option<WorkerId>,
+}
+
+impl Ends {
+    /// With a journal that keeps them over the death of this process, and what it held.
+    #[must_use]
+    pub(crate) fn new(journal: Option<Journal>, left: Vec<Statement>) -> Self {
+        let open: BTreeMap<Token, Statement> =
+            left.into_iter().map(|end| (end.end.token, end)).collect();
+        // They are said by the re-attach of the first registration, not by the ordinary way.
+        Self {
+            state: Mutex::new(State {
+                open,
+                journal,
+                ..State::default()
+            }),
+            changed: Notify::new(),
+        }
+    }
+
+    /// A run has ended; or another word for the same end, where the database does not take the first.
+    pub(crate) fn push(&self, end: Statement) {
+        let mut state = self.state();
+        state.note(|journal| journal.ended(&end));
+        state.waiting.push_back(end.end.token);
+        state.open.insert(end.end.token, end);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Up to `most` ends to be said now, none of them under way.
+    #[must_use]
+    pub(crate) fn take(&self, most: usize) -> Vec<Statement> {
+        let mut state = self.state();
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some(token) = state.waiting.pop_front()
+        {
+            taken.extend(state.open.get(&token).cloned());
+        }
+        taken
+    }
+
+    /// What was taken was not answered, or answered busy.
+    pub(crate) fn give_back(&self, tokens: impl IntoIterator<Item = Token>) {
+        let mut state = self.state();
+        for token in tokens {
+            if state.open.contains_key(&token) && !state.waiting.contains(&token) {
+                state.waiting.push_back(token);
+            }
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// The database has answered.
+    pub(crate) fn confirm(&self, tokens: &[Token]) {
+        let mut state = self.state();
+        for token in tokens {
+            if state.open.remove(token).is_some() {
+                state.note(|journal| journal.confirmed(*token));
+            }
+        }
+        state.compact();
+    }
+
+    /// This process is now that worker.
+    pub(crate) fn registered(&self, worker: WorkerId) {
+        let mut state = self.state();
+        state.worker = Some(worker);
+        state.note(|journal| journal.worker(worker));
+    }
+
+    /// All that is not confirmed.
+    #[must_use]
+    pub(crate) fn all(&self) -> Vec<Statement> {
+        self.state().open.values().cloned().collect()
+    }
+
+    /// How many are not confirmed.
+    #[must_use]
+    pub(crate) fn len(&self) -> usize {
+        self.state().open.len()
+    }
+
+    /// Whether all is confirmed.
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the ends live on in a journal when this process dies.
+    #[must_use]
+    pub(crate) fn are_kept(&self) -> bool {
+        self.state().journal.is_some()
+    }
+
+    /// Waits until there may be something to say.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Lets who waits in [`Ends::changed`] look again.
+    pub(crate) fn nudge(&self) {
+        self.changed.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn note(&mut self, write: impl FnOnce(&mut Journal) -> std::io::Result<()>) {
+        if let Some(journal) = &mut self.journal
+            && let Err(error) = write(journal)
+        {
+            // The database still gets it, if this process lives that long.
+            error!(%error, "state_dir cannot be written: what ends now does not survive this process.");
+        }
+    }
+
+    fn compact(&mut self) {
+        let Self {
+            open,
+            journal: Some(journal),
+            worker,
+            ..
+        } = self
+        else {
+            return;
+        };
+        if journal.wants_compaction()
+            && let Err(error) = journal.compact(*worker, open.values())
+        {
+            error!(%error, "The journal in state_dir cannot be written anew.");
+        }
+    }
+}

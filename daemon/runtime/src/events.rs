@@ -1,0 +1,136 @@
+//! What happens, as log lines and metrics: each event is one function, and no other module knows a metric's name.
+#![expect(
+    clippy::disallowed_macros,
+    reason = "the one place where metrics are written"
+)]
+
+use std::time::Duration;
+
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use tracing::{error, info, warn};
+
+/// Says what each metric means. Called once, after the recorder was installed.
+pub fn describe() {
+    describe_counter!("tenure_jobs_claimed_total", "Jobs claimed by this worker.");
+    describe_counter!(
+        "tenure_jobs_finished_total",
+        "Attempts that ended, by job type and outcome."
+    );
+    describe_histogram!("tenure_job_duration_seconds", "How long handlers ran.");
+    describe_histogram!(
+        "tenure_pickup_latency_seconds",
+        "From when a job was ready until it was claimed, by the database's clock."
+    );
+    describe_counter!(
+        "tenure_leases_lost_total",
+        "Leases lost: handlers stopped because the lease was no longer trusted, or ends that came too late."
+    );
+    describe_counter!(
+        "tenure_jobs_recovered_total",
+        "Leases of lost workers that this worker recovered."
+    );
+    describe_counter!(
+        "tenure_ghosts_total",
+        "Jobs given back because the answer to their claim was lost."
+    );
+    describe_gauge!(
+        "tenure_heartbeat_age_seconds",
+        "Since the last confirmed heartbeat was sent."
+    );
+    describe_gauge!(
+        "tenure_slots",
+        "Slots of each pool, by state: free or busy."
+    );
+    describe_gauge!("tenure_listener_up", "1 while notifications arrive.");
+    describe_gauge!(
+        "tenure_unconfirmed_ends",
+        "Attempts that ended and whose end the database has not confirmed."
+    );
+}
+
+/// Jobs were claimed.
+pub fn claimed(count: usize) {
+    counter!("tenure_jobs_claimed_total").increment(count as u64);
+}
+
+/// How long a job had been ready when it was claimed.
+pub fn picked_up(latency: Duration) {
+    histogram!("tenure_pickup_latency_seconds").record(latency.as_secs_f64());
+}
+
+/// An attempt ended.
+pub fn finished(job_type: &str, outcome: &'static str, took: Duration) {
+    counter!("tenure_jobs_finished_total", "job_type" => job_type.to_owned(), "outcome" => outcome)
+        .increment(1);
+    histogram!("tenure_job_duration_seconds").record(took.as_secs_f64());
+}
+
+/// Handlers are stopped because their leases may be gone.
+pub fn leases_lost(count: usize, reason: &str) {
+    counter!("tenure_leases_lost_total").increment(count as u64);
+    error!(
+        count,
+        reason, "Leases were lost; their handlers are stopped."
+    );
+}
+
+/// An end came after its run had lost the lease.
+pub fn too_late(token: impl std::fmt::Display) {
+    counter!("tenure_leases_lost_total").increment(1);
+    warn!(%token, "A run ended after it had lost its lease; its end was kept as history only.");
+}
+
+/// A sweep recovered leases.
+pub fn recovered(leases: i32, workers: i32) {
+    counter!("tenure_jobs_recovered_total").increment(u64::try_from(leases).unwrap_or(0));
+    warn!(
+        leases,
+        workers, "Leases that nobody renewed were recovered."
+    );
+}
+
+/// A heartbeat gave back jobs whose claim's answer was lost.
+pub fn ghosts(count: i32) {
+    counter!("tenure_ghosts_total").increment(u64::try_from(count).unwrap_or(0));
+    warn!(
+        count,
+        "Jobs whose claim was never answered were given back."
+    );
+}
+
+/// Slots of a pool.
+pub fn slots(pool: &str, free: usize, busy: usize) {
+    gauge!("tenure_slots", "pool" => pool.to_owned(), "state" => "free").set(free as f64);
+    gauge!("tenure_slots", "pool" => pool.to_owned(), "state" => "busy").set(busy as f64);
+}
+
+/// How old the last confirmed heartbeat is.
+pub fn heartbeat_age(age: Option<Duration>) {
+    gauge!("tenure_heartbeat_age_seconds").set(age.map_or(f64::INFINITY, |age| age.as_secs_f64()));
+}
+
+/// Whether notifications arrive.
+pub fn listener(up: bool) {
+    gauge!("tenure_listener_up").set(if up { 1.0 } else { 0.0 });
+}
+
+/// Ends that wait for the database.
+pub fn unconfirmed(count: usize) {
+    gauge!("tenure_unconfirmed_ends").set(count as f64);
+}
+
+/// The worker is known to the database.
+pub fn registered(worker: impl std::fmt::Display, epoch_no: i64) {
+    info!(%worker, epoch_no, "Registered.");
+}
+
+/// The worker has said all in a new epoch.
+pub fn reattached(
+    worker: impl std::fmt::Display,
+    epoch_no: i64,
+    held: usize,
+    ended: usize,
+    stopped: usize,
+) {
+    warn!(%worker, epoch_no, held, ended, stopped, "The database was switched or restarted; re-attached.");
+}

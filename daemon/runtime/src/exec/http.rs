@@ -1,0 +1,306 @@
+//! One attempt as an HTTP request to a handler that runs elsewhere.
+//!
+//! Invariants: a request is sent once (a connection that closes before anything was sent is replaced by the client);
+//! redirects are not followed; no error holds the query or the user of the address, or a secret.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::{
+    ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Response, Url};
+use tenure_protocol::output::Output;
+use tenure_protocol::verdict::{Ended, Verdict, explained, http_verdict, retry_after};
+use tenure_protocol::webhook::{Secret, SecretError};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Executor, StopSignal, Task, after, next_order, stopped};
+use crate::settings::HttpSettings;
+
+/// An idle connection is kept for less time than servers do (Gunicorn 2 s, Node 5 s), so that ours is rarely used at the
+/// moment at which theirs closes it.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How long the body of an answer that is no success is read.
+const EXPLANATION: Duration = Duration::from_secs(5);
+
+/// Why an HTTP handler cannot be made ready.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The address is none.
+    #[error(
+        "the url of an http handler cannot be used: {0}; expected http://host:port/path or https://…"
+    )]
+    Url(String),
+    /// A header is none.
+    #[error(
+        "the header {0:?} of an http handler cannot be sent; names are letters, digits and -, values have no line break"
+    )]
+    Header(String),
+    /// The secret is none.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// The client could not be made.
+    #[error("the HTTP client cannot be made: {0}")]
+    Client(String),
+}
+
+/// The HTTP clients of a daemon, one for each connect timeout; each keeps its connections.
+#[derive(Debug, Default)]
+pub struct Clients(BTreeMap<Duration, Client>);
+
+impl Clients {
+    fn with(&mut self, connect_timeout: Duration) -> Result<Client, PrepareError> {
+        if let Some(client) = self.0.get(&connect_timeout) {
+            return Ok(client.clone());
+        }
+        // Whoever comes first installs it; the client panics where there is none.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = Client::builder()
+            .user_agent(concat!("tenure/", env!("CARGO_PKG_VERSION")))
+            .redirect(Policy::none())
+            .referer(false)
+            .no_proxy()
+            .connect_timeout(connect_timeout)
+            .pool_idle_timeout(IDLE)
+            .build()
+            .map_err(|error| PrepareError::Client(chain(error)))?;
+        self.0.insert(connect_timeout, client.clone());
+        Ok(client)
+    }
+}
+
+/// An HTTP handler that is ready to be called.
+#[derive(Debug, Clone)]
+pub struct HttpHandler {
+    client: Client,
+    url: Url,
+    headers: HeaderMap,
+    secret: Option<Secret>,
+}
+
+impl HttpHandler {
+    /// Makes ready what the settings describe.
+    ///
+    /// # Errors
+    /// When its address, a header or its secret cannot be used.
+    pub fn new(settings: &HttpSettings, clients: &mut Clients) -> Result<Self, PrepareError> {
+        let url = Url::parse(settings.url.expose())
+            .map_err(|error| PrepareError::Url(error.to_string()))?;
+        if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+            return Err(PrepareError::Url(format!(
+                "the scheme is {:?}",
+                url.scheme()
+            )));
+        }
+        let mut headers = HeaderMap::new();
+        for (name, value) in &settings.headers {
+            let bad = || PrepareError::Header(name.clone());
+            let mut value = HeaderValue::from_str(value.expose()).map_err(|_| bad())?;
+            value.set_sensitive(true);
+            headers.insert(HeaderName::try_from(name).map_err(|_| bad())?, value);
+        }
+        let secret = settings
+            .secret
+            .as_ref()
+            .map(|secret| Secret::parse(secret.expose()));
+        Ok(Self {
+            client: clients.with(settings.connect_timeout)?,
+            url,
+            headers,
+            secret: secret.transpose()?,
+        })
+    }
+
+    /// The address for people: without user, password and query.
+    fn address(&self) -> String {
+        let port = self
+            .url
+            .port()
+            .map_or_else(String::new, |port| format!(":{port}"));
+        let host = self.url.host_str().unwrap_or_default();
+        format!("{}://{host}{port}{}", self.url.scheme(), self.url.path())
+    }
+
+    fn headers(&self, task: &Task, deadline: &str, body: &str) -> HeaderMap {
+        let job = task.job.to_string();
+        let mut headers = self.headers.clone();
+        let mut add = |name, value: &str| {
+            headers.insert(HeaderName::from_static(name), header_value(value));
+        };
+        add(CONTENT_TYPE.as_str(), "application/json");
+        // A body in its own bytes has the length that the limit is about.
+        add(ACCEPT_ENCODING.as_str(), "identity");
+        add("tenure-job-id", &job);
+        add("tenure-job-type", &task.job_type);
+        add("tenure-attempt", &task.attempt.to_string());
+        add("tenure-token", &task.token.to_string());
+        add("tenure-deadline", deadline);
+        add("idempotency-key", &job);
+        if let Some(traceparent) = &task.traceparent {
+            add("traceparent", traceparent);
+        }
+        if let Some(secret) = &self.secret {
+            let timestamp = wall_clock()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs();
+            add("webhook-id", &job);
+            add("webhook-timestamp", &timestamp.to_string());
+            add(
+                "webhook-signature",
+                &secret.sign(&job, timestamp, body.as_bytes()),
+            );
+        }
+        headers
+    }
+}
+
+/// Runs one attempt as a request. A word to stop closes the connection.
+pub(super) async fn run(
+    executor: &Executor,
+    handler: &HttpHandler,
+    task: &Task,
+    mut stop: StopSignal,
+) -> Ended {
+    tokio::select! {
+        biased;
+        (_, reason) = next_order(&mut stop) => stopped(&reason),
+        ended = call(executor, handler, task) => ended,
+    }
+}
+
+async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended {
+    let until = after(task.timeout);
+    let deadline = task.deadline();
+    let body = task.envelope(&deadline);
+    let headers = handler.headers(task, &deadline, &body);
+    let request = handler
+        .client
+        .post(handler.url.clone())
+        .headers(headers)
+        .body(body);
+    let no_answer = |why: &str| {
+        let address = handler.address();
+        Ended::because(Verdict::RETRY, format!("no answer from {address}{why}"))
+    };
+    let mut response = match timeout_at(until, request.send()).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => return no_answer(&format!(": {}", chain(error))),
+        Err(_) => {
+            return no_answer(&format!(
+                " within {}",
+                humantime::format_duration(task.timeout)
+            ));
+        }
+    };
+    let status = response.status();
+    let asked = response
+        .headers()
+        .get(RETRY_AFTER)
+        .and_then(|value| value.to_str().ok());
+    let verdict = http_verdict(
+        status.as_u16(),
+        asked.and_then(|value| retry_after(value, wall_clock())),
+    );
+    let (limit, until) = match verdict {
+        Verdict::Done => (executor.limits.result, until),
+        // The status has said it; the body only explains.
+        _ => (executor.limits.log, until.min(after(EXPLANATION))),
+    };
+    let (output, broken) = read(&mut response, limit, until).await;
+
+    let what = format!("HTTP {status} from {}", handler.address());
+    let ended = match (verdict, broken) {
+        (Verdict::Done, None) => Ended::answered(&output),
+        (Verdict::Done, Some(why)) => Ended::because(
+            Verdict::RETRY,
+            format!("{what}, but the answer broke off: {why}"),
+        ),
+        (verdict, _) if status.as_u16() == 202 => Ended::because(
+            verdict,
+            format!(
+                "{what}: this version cannot wait for a job that is finished later; answer when it is done"
+            ),
+        ),
+        (verdict, _) => {
+            let said = output.text();
+            let first_line = said
+                .as_deref()
+                .and_then(|said| said.lines().map(str::trim).find(|line| !line.is_empty()));
+            Ended::because(verdict, explained(&what, first_line))
+        }
+    };
+    Ended {
+        http_status: Some(status.as_u16()),
+        log_tail: ended
+            .error
+            .as_ref()
+            .and_then(|_| output.tail(executor.limits.log)),
+        ..ended
+    }
+}
+
+/// The body up to `limit` bytes, and why it broke off before its end if it did. What is longer is not read.
+async fn read(response: &mut Response, limit: usize, until: Instant) -> (Output, Option<String>) {
+    let mut output = Output {
+        bytes: Vec::new(),
+        complete: true,
+    };
+    loop {
+        let chunk = match timeout_at(until, response.chunk()).await {
+            Ok(Ok(Some(chunk))) => chunk,
+            Ok(Ok(None)) => return (output, None),
+            Ok(Err(error)) => return (output, Some(chain(error))),
+            Err(_) => return (output, Some("it took too long".to_owned())),
+        };
+        let room = limit - output.bytes.len();
+        output
+            .bytes
+            .extend_from_slice(&chunk[..chunk.len().min(room)]);
+        if chunk.len() > room {
+            output
+                .bytes
+                .extend_from_slice("… [tenure: the rest was not read] …".as_bytes());
+            output.complete = false;
+            return (output, None);
+        }
+    }
+}
+
+/// `value` as a header: what is not visible ASCII is percent-encoded, so that a job type in any script can be sent.
+fn header_value(value: &str) -> HeaderValue {
+    let mut encoded = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    #[expect(clippy::expect_used, reason = "every byte was made visible above")]
+    let value = HeaderValue::try_from(encoded).expect("every byte was made visible above");
+    value
+}
+
+/// An error with its causes and without the address, whose query may be a secret.
+fn chain(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "for the signature and for dates that the other side names"
+)]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}

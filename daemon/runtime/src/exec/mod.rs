@@ -1,0 +1,180 @@
+//! Runs one attempt of one job in its handler and says how it ended.
+//!
+//! States of an attempt: not started → running → (told to stop →) over. Invariant: [`Executor::run`] answers only when
+//! nothing of the attempt runs any more on this machine, but for processes that left their handler's process group
+//! (`setsid`); so whatever the answer is used for, no second handler of the job can meet the first.
+
+mod exit;
+mod http;
+mod spawn;
+mod subprocess;
+
+use std::time::{Duration, SystemTime};
+
+use tenure_protocol::envelope::Envelope;
+use tenure_protocol::verdict::{Ended, Verdict};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::guard::Guard;
+use crate::settings::{ExecSettings, HandlerKind};
+
+pub use http::{Clients, HttpHandler, PrepareError};
+
+/// Longer durations are taken for this one, so that adding them to a clock cannot overflow.
+const LONGEST: Duration = Duration::from_hours(24 * 3653);
+
+/// One attempt of one job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task {
+    /// The job.
+    pub job: Uuid,
+    /// Its job type.
+    pub job_type: String,
+    /// Which attempt this is, from 1.
+    pub attempt: u32,
+    /// The attempt after which a failure is final.
+    pub max_attempts: u32,
+    /// The fencing token of the attempt's lease.
+    pub token: Uuid,
+    /// Whose job it is.
+    pub tenant: String,
+    /// The job's data, the JSON text that PostgreSQL gives.
+    pub data: String,
+    /// When the job was enqueued, RFC 3339.
+    pub enqueued_at: String,
+    /// The W3C trace context of the producer.
+    pub traceparent: Option<String>,
+    /// From the start of the handler until it is stopped: the job's own if it has one, else the handler's.
+    pub timeout: Duration,
+}
+
+/// Whether an attempt may go on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Stop {
+    /// It may.
+    #[default]
+    No,
+    /// It has to end: TERM, then after `grace` KILL. A later word may shorten the grace, never lengthen it.
+    Kill {
+        /// From TERM to KILL.
+        grace: Duration,
+        /// Why, for a person: `cancelled`, `lease lost`, `the daemon stops`.
+        reason: String,
+    },
+}
+
+/// Says to an attempt whether it may go on; many attempts may share one.
+pub type StopSignal = watch::Receiver<Stop>;
+
+/// A handler that is ready to run.
+#[derive(Debug, Clone)]
+pub enum Handler {
+    /// One process a job.
+    Exec(ExecSettings),
+    /// One `POST` a job.
+    Http(Box<HttpHandler>),
+    /// Nothing: the job is done at once.
+    Noop,
+}
+
+impl Handler {
+    /// Makes ready what the settings describe.
+    ///
+    /// # Errors
+    /// When an address, a header or a secret in them cannot be used.
+    pub fn prepare(kind: &HandlerKind, clients: &mut Clients) -> Result<Self, PrepareError> {
+        Ok(match kind {
+            HandlerKind::Exec(settings) => Self::Exec(settings.clone()),
+            HandlerKind::Http(settings) => {
+                Self::Http(Box::new(HttpHandler::new(settings, clients)?))
+            }
+            HandlerKind::Noop => Self::Noop,
+        })
+    }
+}
+
+/// How much of what handlers say is kept, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Of a result; what is longer is kept as text without its middle.
+    pub result: usize,
+    /// Of the log of an attempt.
+    pub log: usize,
+}
+
+/// Runs attempts.
+#[derive(Debug, Clone)]
+pub struct Executor {
+    /// Ends the processes if this daemon cannot; without one they outlive it.
+    pub guard: Option<Guard>,
+    /// What is kept of their words.
+    pub limits: Limits,
+}
+
+impl Executor {
+    /// Runs one attempt to its end.
+    ///
+    /// After a word to stop the verdict is [`Verdict::Stopped`] whatever the handler answers: `trap 'cleanup; exit' TERM`
+    /// exits with 0 too, and a job that runs again is better than one that is lost. Dropping the future kills the handler's
+    /// processes without grace.
+    pub async fn run(&self, handler: &Handler, task: &Task, mut stop: StopSignal) -> Ended {
+        if let Stop::Kill { reason, .. } = &*stop.borrow_and_update() {
+            return stopped(reason);
+        }
+        match handler {
+            Handler::Exec(settings) => subprocess::run(self, settings, task, stop).await,
+            Handler::Http(handler) => http::run(self, handler, task, stop).await,
+            Handler::Noop => Ended::new(Verdict::Done),
+        }
+    }
+}
+
+impl Task {
+    /// When the attempt that starts now is stopped, RFC 3339.
+    fn deadline(&self) -> String {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a time for the handler to read; nothing here is decided by it"
+        )]
+        let now = SystemTime::now();
+        let at = now.checked_add(self.timeout.min(LONGEST)).unwrap_or(now);
+        humantime::format_rfc3339_millis(at).to_string()
+    }
+
+    fn envelope(&self, deadline: &str) -> String {
+        let envelope = Envelope {
+            id: self.job,
+            job_type: &self.job_type,
+            data: &self.data,
+            attempt: self.attempt,
+            max_attempts: self.max_attempts,
+            token: self.token,
+            tenant: &self.tenant,
+            enqueued_at: &self.enqueued_at,
+            deadline: Some(deadline),
+            traceparent: self.traceparent.as_deref(),
+        };
+        envelope.to_json()
+    }
+}
+
+/// The moment when `duration` will have passed.
+fn after(duration: Duration) -> Instant {
+    Instant::now() + duration.min(LONGEST)
+}
+
+fn stopped(reason: &str) -> Ended {
+    Ended::because(Verdict::Stopped, format!("stopped: {reason}"))
+}
+
+/// The next word to stop. Never answers if there will be none.
+async fn next_order(stop: &mut StopSignal) -> (Duration, String) {
+    while stop.changed().await.is_ok() {
+        if let Stop::Kill { grace, reason } = &*stop.borrow_and_update() {
+            return (*grace, reason.clone());
+        }
+    }
+    std::future::pending().await
+}

@@ -1,0 +1,185 @@
+//! Starts a handler's process.
+//!
+//! Invariant: what the process gets is what stands here. No shell, no variable of the daemon's that the settings do not
+//! name, no descriptor but the three pipes, the usual signals; it leads its own process group,
+//! and the guard knows it before it runs.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+use tokio::time::sleep;
+
+use super::{Executor, Stop, StopSignal, Task};
+use crate::guard::register_self;
+use crate::settings::ExecSettings;
+
+/// The search path of a handler whose settings do not pass on the daemon's; the same that systemd gives.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What passes by itself is tried again this often: a program that is just being written, a guard that is being replaced.
+const TRIES: u32 = 60;
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// Why there is no process.
+pub(super) enum NotSpawned {
+    /// The attempt was stopped before.
+    Stopped(String),
+    /// The system refused; for a person to read.
+    Refused(String),
+}
+
+/// Starts the process, its standard streams piped.
+pub(super) async fn spawn(
+    executor: &Executor,
+    settings: &ExecSettings,
+    task: &Task,
+    deadline: &str,
+    stop: &mut StopSignal,
+) -> Result<Child, NotSpawned> {
+    let mut tries = 1;
+    loop {
+        let error = match try_spawn(executor, settings, task, deadline) {
+            Ok(child) => return Ok(child),
+            Err(error) => error,
+        };
+        if tries == TRIES || !passes(&error) {
+            return Err(NotSpawned::Refused(explain(&error, settings)));
+        }
+        tries += 1;
+        sleep(BETWEEN_TRIES).await;
+        if let Stop::Kill { reason, .. } = &*stop.borrow_and_update() {
+            return Err(NotSpawned::Stopped(reason.clone()));
+        }
+    }
+}
+
+fn try_spawn(
+    executor: &Executor,
+    settings: &ExecSettings,
+    task: &Task,
+    deadline: &str,
+) -> io::Result<Child> {
+    let (program, args) = settings
+        .command
+        .split_first()
+        .ok_or(io::ErrorKind::NotFound)?;
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .env_clear()
+        .envs(environment(settings, task, deadline))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    if let Some(cwd) = &settings.cwd {
+        command.current_dir(cwd);
+    }
+    let guard = executor
+        .guard
+        .as_ref()
+        .map(|guard| (guard, guard.registry()));
+    let socket = guard.as_ref().map(|(_, registry)| registry.as_raw_fd());
+    // SAFETY: between fork and exec only async-signal-safe things may be done. `prepare_child` makes system calls on
+    // memory of its own stack; it takes no lock and allocates nothing. `socket` is open in the child: `guard` lives until
+    // spawn has returned.
+    #[expect(
+        unsafe_code,
+        reason = "only the child can tell the guard of itself before it is the handler"
+    )]
+    unsafe {
+        command.pre_exec(move || prepare_child(socket));
+    }
+    let child = command.spawn()?;
+    if let (Some((guard, registry)), Some(leader)) = (&guard, leader(&child)) {
+        guard.adopt(leader.as_raw(), registry);
+    }
+    Ok(child)
+}
+
+/// The process id of `child`, which is its group's too; `None` once it was reaped.
+pub(super) fn leader(child: &Child) -> Option<Pid> {
+    let pid = i32::try_from(child.id()?).ok()?;
+    Some(Pid::from_raw(pid))
+}
+
+/// The child's last steps before it becomes the handler.
+fn prepare_child(guard: Option<RawFd>) -> io::Result<()> {
+    // Ours all close on exec, but this daemon may itself have been started with others. Linux before 5.11 cannot do this
+    // and passes those on. Called by number: the C library has it only lately.
+    // SAFETY: the call only sets a flag of descriptors and takes no pointer.
+    #[expect(unsafe_code, reason = "there is no safe form of this system call")]
+    unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        );
+    }
+    guard.map_or(Ok(()), register_self)
+}
+
+fn environment(settings: &ExecSettings, task: &Task, deadline: &str) -> Vec<(String, OsString)> {
+    let mut variables = vec![("PATH".to_owned(), OsString::from(DEFAULT_PATH))];
+    let allowed = settings.env.iter();
+    variables.extend(allowed.filter_map(|name| Some((name.clone(), env::var_os(name)?))));
+    let own = [
+        ("TENURE_JOB_ID", task.job.to_string()),
+        ("TENURE_JOB_TYPE", task.job_type.clone()),
+        ("TENURE_ATTEMPT", task.attempt.to_string()),
+        ("TENURE_MAX_ATTEMPTS", task.max_attempts.to_string()),
+        ("TENURE_TOKEN", task.token.to_string()),
+        ("TENURE_TENANT", task.tenant.clone()),
+        ("TENURE_DEADLINE", deadline.to_owned()),
+    ];
+    variables.extend(own.map(|(name, value)| (name.to_owned(), value.into())));
+    let traceparent = task.traceparent.clone();
+    variables.extend(traceparent.map(|value| ("TRACEPARENT".to_owned(), value.into())));
+    variables
+}
+
+/// Whether the reason is likely to pass within seconds.
+fn passes(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(
+        errno,
+        Some(Errno::ETXTBSY | Errno::EAGAIN | Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN)
+    )
+}
+
+fn explain(error: &io::Error, settings: &ExecSettings) -> String {
+    let program = settings.command.first().map_or("", String::as_str);
+    let cwd = settings
+        .cwd
+        .as_ref()
+        .map_or_else(String::new, |cwd| format!(" in {}", cwd.display()));
+    let hint = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOENT) => {
+            "is it installed on this host, is its interpreter, and is there such a directory (cwd)?"
+        }
+        Some(Errno::EACCES | Errno::EPERM) => {
+            "is it executable for the user that tenure runs as (chmod +x), and on no noexec mount?"
+        }
+        Some(Errno::ENOEXEC) => "it is no program for this machine, or a script without a #! line",
+        Some(Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
+            "the host is out of processes, memory or descriptors; lower worker.concurrency or raise the limits"
+        }
+        Some(Errno::E2BIG) => {
+            "arguments and environment are too long; the payload belongs on standard input"
+        }
+        Some(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => {
+            "the guard process is gone and could not be replaced; see the daemon's log"
+        }
+        _ => "see handlers.*.exec in the configuration",
+    };
+    format!("the handler {program:?} could not be started{cwd}: {error}; {hint}")
+}

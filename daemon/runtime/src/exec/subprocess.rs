@@ -1,0 +1,291 @@
+//! The life of one handler process: envelope in, result and log out, one way to end it.
+//!
+//! States: running → told (TERM to the group) → killed (KILL) → ended, a zombie → group swept, guard told → reaped.
+//! Invariants: the group is signalled only while its leader is unreaped; nothing waits for a pipe that a left-over process
+//! holds open longer than [`LINGER`] twice; the three pipes move side by side, so that none can block the other.
+
+use std::future::pending;
+use std::pin::pin;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tenure_protocol::output::{Capped, Output};
+use tenure_protocol::verdict::{Ended, ExitCodes, Verdict, exit_verdict, explained, last_line};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::{sleep_until, timeout};
+
+use super::exit::Exit;
+use super::spawn::{NotSpawned, leader, spawn};
+use super::{Executor, StopSignal, Task, after, next_order, stopped};
+use crate::guard::Guard;
+use crate::settings::{ExecSettings, ExitMeaning};
+
+/// How long the rest of a handler's group may write after the handler has ended (a pipeline's last part may still flush),
+/// and how long is read on after that rest was killed.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// How often it is said that a process cannot be killed.
+const STUCK: Duration = Duration::from_secs(30);
+
+/// Why the guard ended a handler.
+const LAPSED: &str =
+    "the daemon stood still for longer than its leases, so its guard ended the handler";
+
+/// Why a process was told to end.
+enum Told {
+    TimedOut,
+    Stopped(String),
+}
+
+/// Runs one attempt as a process.
+///
+/// A guard that ended the handler while this daemon stood still is a word to stop like any other.
+pub(super) async fn run(
+    executor: &Executor,
+    settings: &ExecSettings,
+    task: &Task,
+    mut stop: StopSignal,
+) -> Ended {
+    let lapses = executor.guard.as_ref().map_or(0, Guard::lapses);
+    let deadline = task.deadline();
+    let mut child = match spawn(executor, settings, task, &deadline, &mut stop).await {
+        Ok(child) => child,
+        Err(NotSpawned::Stopped(reason)) => return stopped(&reason),
+        Err(NotSpawned::Refused(why)) => return Ended::because(Verdict::RETRY_LONG, why),
+    };
+    let Some(leader) = leader(&child) else {
+        return Ended::because(
+            Verdict::RETRY_LONG,
+            "the handler was started without a process id",
+        );
+    };
+    // Dropped before `child`, so also a dropped future kills the group while its leader is unreaped.
+    let mut group = Group {
+        leader,
+        guard: executor.guard.as_ref(),
+        over: false,
+    };
+    let envelope = task.envelope(&deadline);
+    let mut result = Capped::new(executor.limits.result);
+    let mut log = Capped::new(executor.limits.log);
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let told = {
+        let mut talk = pin!(async {
+            tokio::join!(
+                give(stdin, envelope.as_bytes()),
+                collect(stdout, &mut result),
+                collect(stderr, &mut log)
+            );
+        });
+        let mut talking = true;
+        let told = tokio::select! {
+            told = life(&group, settings, task, &mut stop) => told,
+            never = async {
+                (&mut talk).await;
+                talking = false;
+                pending().await
+            } => never,
+        };
+        if told.is_none() && talking {
+            talking = timeout(LINGER, &mut talk).await.is_err();
+        }
+        group.end();
+        if talking {
+            // What a process outside the group writes after this is nobody's.
+            let _ = timeout(LINGER, &mut talk).await;
+        }
+        told
+    };
+    // The leader has ended, so this does not wait.
+    let how = match child.wait().await {
+        Ok(status) => How::from(status),
+        Err(error) => How::Unknown(error.to_string()),
+    };
+    let lapsed = group
+        .guard
+        .is_some_and(|guard| guard.has_lapsed_since(lapses));
+    let told = told.or_else(|| lapsed.then(|| Told::Stopped(LAPSED.to_owned())));
+    let (result, log) = (result.finish(), log.finish().text());
+    let ended = conclude(&how, told.as_ref(), &result, log.as_deref(), settings, task);
+    // A handler that failed and logged nothing may have said why on its standard output.
+    let words = || {
+        ended
+            .error
+            .as_ref()
+            .and_then(|_| result.tail(executor.limits.log))
+    };
+    Ended {
+        log_tail: log.or_else(words),
+        ..ended
+    }
+}
+
+/// Waits until the handler has ended, and ends it when its time is over or somebody says so. Says why it was told to end.
+async fn life(
+    group: &Group<'_>,
+    settings: &ExecSettings,
+    task: &Task,
+    stop: &mut StopSignal,
+) -> Option<Told> {
+    let mut exit = Exit::of(group.leader);
+    let mut told = None;
+    let mut killed = false;
+    let mut next = after(task.timeout);
+    loop {
+        tokio::select! {
+            biased;
+            () = exit.wait() => return told,
+            (grace, reason) = next_order(stop) => {
+                let kill_at = after(grace);
+                if told.is_none() {
+                    group.signal(Signal::SIGTERM);
+                    told = Some(Told::Stopped(reason));
+                    next = kill_at;
+                } else if !killed {
+                    next = next.min(kill_at);
+                }
+            }
+            () = sleep_until(next) => {
+                if told.is_none() {
+                    group.signal(Signal::SIGTERM);
+                    told = Some(Told::TimedOut);
+                    next = after(settings.kill_grace);
+                    continue;
+                }
+                if killed {
+                    let (job, pid) = (task.job, group.leader);
+                    tracing::warn!(%job, %pid, "the handler was killed and does not end; does its disk or network hang?");
+                }
+                group.signal(Signal::SIGKILL);
+                killed = true;
+                next = after(STUCK);
+            }
+        }
+    }
+}
+
+/// How the process ended.
+enum How {
+    Exit(i32),
+    Signal(i32),
+    Unknown(String),
+}
+
+impl From<std::process::ExitStatus> for How {
+    fn from(status: std::process::ExitStatus) -> Self {
+        use std::os::unix::process::ExitStatusExt as _;
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Exit(code),
+            (None, Some(signal)) => Self::Signal(signal),
+            (None, None) => Self::Unknown(status.to_string()),
+        }
+    }
+}
+
+fn conclude(
+    how: &How,
+    told: Option<&Told>,
+    result: &Output,
+    log: Option<&str>,
+    settings: &ExecSettings,
+    task: &Task,
+) -> Ended {
+    let failed =
+        |verdict, what: &str| Ended::because(verdict, explained(what, log.and_then(last_line)));
+    let ended = match (told, how) {
+        (Some(Told::Stopped(reason)), _) => stopped(reason),
+        (Some(Told::TimedOut), _) => {
+            let limit = humantime::format_duration(task.timeout);
+            failed(Verdict::RETRY, &format!("timed out after {limit}"))
+        }
+        (None, How::Exit(code)) => match exit_verdict(*code, &exit_codes(settings)) {
+            Verdict::Done => Ended::answered(result),
+            verdict => failed(verdict, &format!("exit code {code}")),
+        },
+        (None, How::Signal(signal)) => failed(Verdict::RETRY, &killed_by(*signal)),
+        (None, How::Unknown(what)) => failed(Verdict::RETRY, what),
+    };
+    let (exit_code, signal) = match how {
+        How::Exit(code) => (Some(*code), None),
+        How::Signal(signal) => (None, Some(*signal)),
+        How::Unknown(_) => (None, None),
+    };
+    Ended {
+        exit_code,
+        signal,
+        ..ended
+    }
+}
+
+fn killed_by(signal: i32) -> String {
+    let name = Signal::try_from(signal)
+        .map_or_else(|_| format!("signal {signal}"), |signal| signal.to_string());
+    let hint = if signal == Signal::SIGKILL as i32 {
+        " from outside, perhaps for want of memory"
+    } else {
+        ""
+    };
+    format!("killed by {name}{hint}")
+}
+
+fn exit_codes(settings: &ExecSettings) -> ExitCodes {
+    use tenure_protocol::verdict::ExitMeaning as Meaning;
+    let meaning = |meaning: &ExitMeaning| match meaning {
+        ExitMeaning::Done => Meaning::Done,
+        ExitMeaning::Retry => Meaning::Retry,
+        ExitMeaning::Dead => Meaning::Dead,
+    };
+    settings
+        .exit_codes
+        .iter()
+        .map(|(code, m)| (*code, meaning(m)))
+        .collect()
+}
+
+/// Writes the envelope and closes the pipe. A handler need not read it.
+async fn give(stdin: Option<impl AsyncWrite + Unpin>, envelope: &[u8]) {
+    if let Some(mut stdin) = stdin {
+        let _ = stdin.write_all(envelope).await;
+    }
+}
+
+/// Reads until all writers have closed the pipe.
+async fn collect(pipe: Option<impl AsyncRead + Unpin>, into: &mut Capped) {
+    let Some(mut pipe) = pipe else { return };
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
+        into.push(&buffer[..length]);
+    }
+}
+
+/// The process group of a handler whose leader has not been reaped.
+struct Group<'a> {
+    leader: Pid,
+    guard: Option<&'a Guard>,
+    over: bool,
+}
+
+impl Group<'_> {
+    fn signal(&self, signal: Signal) {
+        // Fails when nobody is left to signal, which is as good.
+        let _ = killpg(self.leader, signal);
+    }
+
+    /// Kills what is left of the group and tells the guard that it is over.
+    fn end(&mut self) {
+        self.signal(Signal::SIGKILL);
+        if let Some(guard) = self.guard {
+            guard.forget(self.leader.as_raw());
+        }
+        self.over = true;
+    }
+}
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.end();
+        }
+    }
+}

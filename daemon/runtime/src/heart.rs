@@ -1,0 +1,373 @@
+//! The heart: registers, beats, re-attaches and listens, on its own thread, runtime and connection, so that no load on the
+//! rest can make it late.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tenure_core::ids::{Beat, Call, Epoch, Token, WorkerId};
+use tenure_core::lease::event::Event;
+use tenure_core::time::Mono;
+use tenure_store::error::StoreError;
+use tenure_store::session::{Notifications, Session, Target};
+use tenure_store::worker::{Answer, EndAnswer, Registration};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::clock;
+use crate::dispatch::Note;
+use crate::ends::Ends;
+use crate::events;
+use crate::leases::{Leases, Order};
+use crate::stats::Stats;
+use crate::status::Status;
+
+/// So many beats lie between two notifications to itself.
+const PING_EVERY: i64 = 10;
+
+/// What the heart works with.
+pub(crate) struct Heart {
+    /// Past any pooler.
+    pub target: Target,
+    /// What it says of this worker.
+    pub registration: Registration,
+    /// Workers that this daemon succeeds: they are dead.
+    pub predecessors: Vec<WorkerId>,
+    /// The leases.
+    pub leases: Arc<Leases>,
+    /// What a re-attach says beside what is held.
+    pub ends: Arc<Ends>,
+    /// To the dispatcher.
+    pub notes: mpsc::Sender<Note>,
+    /// A person asked for a drain.
+    pub drain: CancellationToken,
+    /// How it goes.
+    pub status: Arc<Status>,
+    /// What each beat says of the runs that ended lately.
+    pub stats: Arc<Stats>,
+}
+
+/// The state of the connection, shared by what is under way on it.
+struct Link {
+    session: Option<Rc<Session>>,
+    /// Pings sent and not come back.
+    pings: u32,
+    predecessors: Vec<WorkerId>,
+    /// Of the last epoch that was seen.
+    epoch_no: i64,
+}
+
+/// Starts the heart's thread. It ends when `stop` is cancelled.
+///
+/// # Errors
+/// When the thread or its runtime cannot be made.
+pub(crate) fn start(
+    heart: Heart,
+    orders: mpsc::Receiver<Order>,
+    stop: CancellationToken,
+) -> std::io::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    std::thread::Builder::new()
+        .name("heart".into())
+        .spawn(move || {
+            tokio::task::LocalSet::new().block_on(&runtime, heart.run(orders, stop));
+        })
+}
+
+impl Heart {
+    async fn run(self, mut orders: mpsc::Receiver<Order>, stop: CancellationToken) {
+        let link = RefCell::new(Link {
+            session: None,
+            pings: 0,
+            predecessors: self.predecessors.clone(),
+            epoch_no: 0,
+        });
+        let (heard_in, mut heard) = mpsc::channel(64);
+        let mut under_way = FuturesUnordered::new();
+        loop {
+            self.leases.on(Event::Tick);
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(order) = orders.recv() => under_way.push(self.carry_out(&link, &heard_in, order)),
+                Some(()) = under_way.next(), if !under_way.is_empty() => {}
+                Some(note) = heard.recv() => self.hear(&link, note),
+                () = clock::sleep_until(self.leases.wake_at()) => {}
+                () = self.leases.sooner() => {}
+            }
+        }
+    }
+
+    async fn carry_out(&self, link: &RefCell<Link>, heard: &mpsc::Sender<Heard>, order: Order) {
+        match order {
+            Order::Register { asked_at } => {
+                if let Err(error) = self.register(link, heard, asked_at).await {
+                    self.missed(link, "This worker cannot register", &error);
+                    self.leases.on(Event::RegisterFailed { asked_at });
+                }
+            }
+            Order::Reattach { worker, asked_at } => {
+                if let Err(error) = self.reattach(link, heard, worker, asked_at).await {
+                    self.missed(link, "This worker cannot re-attach", &error);
+                    self.leases.failed(worker, Epoch(Uuid::nil()), &error);
+                    self.leases.on(Event::RegisterFailed { asked_at });
+                }
+            }
+            Order::Beat {
+                worker,
+                epoch,
+                beat,
+                settled,
+                open,
+            } => {
+                if let Err(error) = self
+                    .beat(link, heard, worker, epoch, beat, settled, &open)
+                    .await
+                {
+                    self.missed(link, "A heartbeat failed", &error);
+                    self.leases.failed(worker, epoch, &error);
+                    self.leases.on(Event::BeatFailed { beat });
+                }
+            }
+        }
+    }
+
+    async fn register(
+        &self,
+        link: &RefCell<Link>,
+        heard: &mpsc::Sender<Heard>,
+        asked_at: Mono,
+    ) -> Result<(), StoreError> {
+        let session = self.session(link, heard).await?;
+        let worker = WorkerId(Uuid::new_v4());
+        let (epoch, epoch_no) = session.register(worker, &self.registration).await?;
+        let predecessors = link.borrow().predecessors.clone();
+        if !predecessors.is_empty() || !self.ends.is_empty() {
+            let ends = self.ends.all();
+            let said = ends
+                .iter()
+                .map(crate::held::Statement::full)
+                .collect::<Vec<_>>();
+            let answers = session
+                .reattach(
+                    worker,
+                    epoch,
+                    Beat(0),
+                    array(&said),
+                    &[],
+                    &self.registration,
+                    &predecessors,
+                )
+                .await?;
+            self.take_in(&answers)?;
+            tracing::info!(
+                ends = ends.len(),
+                "Said what the last process in state_dir could not."
+            );
+        }
+        session.listen(worker).await?;
+        let mut now = link.borrow_mut();
+        now.predecessors = vec![];
+        now.epoch_no = epoch_no;
+        drop(now);
+        self.ends.registered(worker);
+        self.status.confirmed(asked_at);
+        events::registered(worker, epoch_no);
+        self.leases
+            .registered(worker, epoch, epoch_no, asked_at, &[]);
+        self.note(Note::Registered);
+        Ok(())
+    }
+
+    async fn reattach(
+        &self,
+        link: &RefCell<Link>,
+        heard: &mpsc::Sender<Heard>,
+        worker: WorkerId,
+        asked_at: Mono,
+    ) -> Result<(), StoreError> {
+        let session = self.session(link, heard).await?;
+        let seen = link.borrow().epoch_no;
+        let now = session.open_epoch(worker, seen).await?;
+        let (mut said, beat, roster) = self.leases.holds();
+        let held = said.len();
+        let ends = self.ends.all();
+        said.extend(ends.iter().map(crate::held::Statement::full));
+        let answers = session
+            .reattach(
+                worker,
+                now.epoch,
+                beat,
+                array(&said),
+                &roster,
+                &self.registration,
+                &[],
+            )
+            .await?;
+        let lost = self.take_in(&answers)?;
+        link.borrow_mut().epoch_no = now.number;
+        self.status.confirmed(asked_at);
+        events::reattached(worker, now.number, held, ends.len(), lost.len());
+        self.leases
+            .registered(worker, now.epoch, now.number, asked_at, &lost);
+        self.note(Note::Registered);
+        self.ends.nudge();
+        Ok(())
+    }
+
+    /// Confirms the ends that were answered, and returns the leases whose handlers must stop.
+    fn take_in(&self, answers: &[EndAnswer]) -> Result<Vec<Token>, StoreError> {
+        let of = |wanted: &[Answer]| -> Vec<Token> {
+            answers
+                .iter()
+                .filter(|answer| wanted.contains(&answer.answer))
+                .map(|answer| answer.token)
+                .collect()
+        };
+        self.leases.confirmed(of(&[Answer::Done, Answer::History]));
+        of(&[Answer::History]).iter().for_each(events::too_late);
+        match of(&[Answer::Busy]).first() {
+            // Everything has to be said again, in one piece: what is not named is taken for given up.
+            Some(_) => Err(StoreError::Repeat(
+                "a job is locked by another transaction".into(),
+            )),
+            None => Ok(of(&[Answer::Stop])),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of one order")]
+    async fn beat(
+        &self,
+        link: &RefCell<Link>,
+        heard: &mpsc::Sender<Heard>,
+        worker: WorkerId,
+        epoch: Epoch,
+        beat: Beat,
+        settled: Call,
+        open: &[Call],
+    ) -> Result<(), StoreError> {
+        let sent = clock::now();
+        let session = self.session(link, heard).await?;
+        let in_flight = i32::try_from(self.leases.running()).unwrap_or(i32::MAX);
+        let draining = self.status.is_draining();
+        let answer = session
+            .heartbeat(
+                worker,
+                epoch,
+                beat,
+                settled,
+                open,
+                in_flight,
+                draining,
+                &self.stats.take(),
+            )
+            .await?;
+        self.status.confirmed(sent);
+        self.leases
+            .beat_answered(beat, answer.workers, &answer.revoked);
+        self.note(Note::Lanes(answer.lanes));
+        if answer.ghosts > 0 {
+            events::ghosts(answer.ghosts);
+        }
+        if answer.drain {
+            self.drain.cancel();
+        }
+        if beat.0 % PING_EVERY == 0 {
+            let lost = std::mem::replace(&mut link.borrow_mut().pings, 1) > 0;
+            events::listener(!lost);
+            if lost {
+                tracing::warn!("Notifications do not arrive; connecting anew. Polling goes on.");
+                link.borrow_mut().session = None;
+            } else {
+                session.ping(worker).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection, made anew if there is none; then it listens, and what came in between is looked for.
+    async fn session(
+        &self,
+        link: &RefCell<Link>,
+        heard: &mpsc::Sender<Heard>,
+    ) -> Result<Rc<Session>, StoreError> {
+        if let Some(session) = link.borrow().session.clone() {
+            return Ok(session);
+        }
+        let (session, notifications) = Session::open(&self.target).await?;
+        let session = Rc::new(session.within(self.leases.limits().answer_within()));
+        if let Some((worker, _)) = self.leases.member() {
+            session.listen(worker).await?;
+            self.note(Note::Woken);
+        }
+        let mut now = link.borrow_mut();
+        now.session = Some(Rc::clone(&session));
+        now.pings = 0;
+        drop(now);
+        forward(notifications, heard.clone());
+        events::listener(true);
+        Ok(session)
+    }
+
+    fn hear(&self, link: &RefCell<Link>, heard: Heard) {
+        match heard {
+            Heard::Payload(payload) => match payload.as_str() {
+                "beat" => self.leases.on(Event::BeatNow),
+                "ping" => link.borrow_mut().pings = 0,
+                "lanes" => self.note(Note::Lanes(i32::MAX)),
+                _ => self.note(Note::Woken),
+            },
+            Heard::Closed => {
+                events::listener(false);
+                let mut link = link.borrow_mut();
+                // Only if it is this one that closed, not a newer one.
+                if link
+                    .session
+                    .as_ref()
+                    .is_some_and(|session| session.client().is_closed())
+                {
+                    link.session = None;
+                    drop(link);
+                    self.leases.on(Event::BeatNow);
+                }
+            }
+        }
+    }
+
+    fn missed(&self, link: &RefCell<Link>, what: &str, error: &StoreError) {
+        if error.breaks_connection() {
+            link.borrow_mut().session = None;
+        }
+        self.status.trouble(what, error);
+    }
+
+    fn note(&self, note: Note) {
+        // Full only while the dispatcher is busy claiming; it looks by itself then.
+        let _ = self.notes.try_send(note);
+    }
+}
+
+enum Heard {
+    Payload(String),
+    Closed,
+}
+
+fn forward(mut notifications: Notifications, heard: mpsc::Sender<Heard>) {
+    drop(tokio::task::spawn_local(async move {
+        while let Some(payload) = notifications.recv().await {
+            if heard.send(Heard::Payload(payload)).await.is_err() {
+                return;
+            }
+        }
+        let _ = heard.send(Heard::Closed).await;
+    }));
+}
+
+fn array(items: &[String]) -> String {
+    format!("[{}]", items.join(","))
+}

@@ -1,0 +1,204 @@
+//! A claimed job, and what is said of it to the database.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tenure_core::ids::{Call, Token};
+use tenure_protocol::directives::FollowUp;
+use tenure_protocol::verdict::{Ended, Verdict};
+use tenure_store::worker::{Claimed, EndKind, RunEnd};
+use uuid::Uuid;
+
+/// A job under a lease of this worker.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    /// As it was claimed.
+    pub job: Claimed,
+    /// By which call.
+    pub call: Call,
+    /// In which epoch.
+    pub epoch_no: i64,
+}
+
+/// What `reattach` needs of a run beside how it ended, so that it can put back what the database has lost.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Background {
+    call: i64,
+    attempt: i32,
+    max_attempts: i32,
+    epoch_no: i64,
+    started_at: String,
+    row: Box<RawValue>,
+}
+
+/// The end of a run, complete enough to be said to a database that knows nothing of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Statement {
+    /// How it ended.
+    pub end: RunEnd,
+    /// The rest.
+    pub background: Background,
+}
+
+impl Held {
+    /// Its lease.
+    #[must_use]
+    pub(crate) fn token(&self) -> Token {
+        self.job.token
+    }
+
+    /// The end of this run with nothing but its kind.
+    fn end(&self, kind: EndKind) -> RunEnd {
+        RunEnd {
+            kind,
+            job: self.job.id,
+            run: self.job.run,
+            token: self.job.token,
+            delay_ms: None,
+            final_: false,
+            exit_code: None,
+            http_status: None,
+            result: None,
+            error: None,
+            log_tail: None,
+            enqueue: None,
+        }
+    }
+
+    fn background(&self) -> Background {
+        Background {
+            call: self.call.0,
+            attempt: self.job.attempt,
+            max_attempts: self.job.max_attempts,
+            epoch_no: self.epoch_no,
+            started_at: humantime::format_rfc3339_micros(self.job.started_at).to_string(),
+            row: self.row(),
+        }
+    }
+
+    /// The job as `reattach` puts it back.
+    fn row(&self) -> Box<RawValue> {
+        #[derive(Serialize)]
+        struct Row<'a> {
+            job_type: &'a str,
+            tenant: &'a str,
+            priority: i32,
+            created_at: String,
+            run_at: String,
+            unique_key: &'a Option<String>,
+            timeout: Option<String>,
+            data: &'a RawValue,
+            labels: &'a RawValue,
+            options: &'a RawValue,
+        }
+        let raw = |text: &str| RawValue::from_string(text.to_owned()).unwrap_or_default();
+        let job = &self.job;
+        serde_json::value::to_raw_value(&Row {
+            job_type: &job.job_type,
+            tenant: &job.tenant,
+            priority: job.priority,
+            created_at: humantime::format_rfc3339_micros(job.created_at).to_string(),
+            run_at: humantime::format_rfc3339_micros(job.run_at).to_string(),
+            unique_key: &job.unique_key,
+            timeout: job
+                .timeout
+                .map(|timeout| format!("{} milliseconds", timeout.as_millis())),
+            data: &raw(&job.data),
+            labels: &raw(&job.labels),
+            options: &raw(&job.options),
+        })
+        .unwrap_or_default()
+    }
+
+    /// Not run, or not to its end: given back.
+    #[must_use]
+    pub(crate) fn released(&self) -> Statement {
+        Statement {
+            end: self.end(EndKind::Released),
+            background: self.background(),
+        }
+    }
+
+    /// What the end of its handler means. `retry_in` is asked for the wait before the next attempt, given what the handler
+    /// demands at least.
+    #[must_use]
+    pub(crate) fn ended(
+        &self,
+        ended: Ended,
+        retry_in: impl FnOnce(Option<std::time::Duration>) -> std::time::Duration,
+    ) -> Statement {
+        let millis =
+            |wait: std::time::Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let kind = match ended.verdict {
+            Verdict::Done => EndKind::Completed,
+            Verdict::Retry { .. } | Verdict::Dead => EndKind::Failed,
+            Verdict::Snooze(_) => EndKind::Snoozed,
+            Verdict::Stopped => EndKind::Released,
+        };
+        let mut end = self.end(kind);
+        match ended.verdict {
+            Verdict::Retry { not_before, .. } => end.delay_ms = Some(millis(retry_in(not_before))),
+            Verdict::Dead => end.final_ = true,
+            Verdict::Snooze(wait) => end.delay_ms = Some(millis(wait)),
+            Verdict::Done | Verdict::Stopped => {}
+        }
+        end.exit_code = ended.exit_code;
+        end.http_status = ended.http_status.map(i32::from);
+        end.result = ended
+            .result
+            .and_then(|text| RawValue::from_string(text).ok());
+        end.error = ended.error;
+        end.log_tail = ended.log_tail;
+        if kind == EndKind::Completed && !ended.directives.enqueue.is_empty() {
+            end.enqueue = RawValue::from_string(follow_ups(&ended.directives.enqueue)).ok();
+        }
+        Statement {
+            end,
+            background: self.background(),
+        }
+    }
+
+    /// For `reattach`: this run goes on.
+    #[must_use]
+    pub(crate) fn hold(&self) -> String {
+        spliced(&[
+            &format!(
+                r#"{{"kind":"hold","job":"{}","run":{},"token":"{}"}}"#,
+                self.job.id, self.job.run, self.job.token
+            ),
+            &json(&self.background()),
+        ])
+    }
+}
+
+impl Statement {
+    /// For `reattach`.
+    #[must_use]
+    pub(crate) fn full(&self) -> String {
+        spliced(&[&json(&self.end), &json(&self.background)])
+    }
+}
+
+/// The follow-up jobs, each with an id made now: a repeated statement enqueues nothing twice.
+fn follow_ups(jobs: &[FollowUp]) -> String {
+    let with_id = jobs
+        .iter()
+        .map(|job| spliced(&[&format!(r#"{{"id":"{}"}}"#, Uuid::now_v7()), &job.to_json()]));
+    format!("[{}]", with_id.collect::<Vec<_>>().join(","))
+}
+
+fn json(value: &impl Serialize) -> String {
+    // Only a map with keys that are no strings, or a failing Serialize of our own, could fail here.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// One JSON object with the members of several, none of them empty. As text: flattening by serde would parse raw values.
+fn spliced(objects: &[&str]) -> String {
+    let inner = objects.iter().map(|object| {
+        let object = object.trim();
+        object
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'))
+            .unwrap_or_default()
+    });
+    format!("{{{}}}", inner.collect::<Vec<_>>().join(","))
+}

@@ -1,0 +1,196 @@
+//! What has ended and is not yet known to be safe, kept over the death of this process in `worker.state_dir`.
+//!
+//! One file of JSON lines, and a lock: one daemon for each directory. Written as things happen and not synced: it is for the
+//! death of the process, not of the machine. The next daemon there says to the database what the last one could not.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+use tenure_core::ids::{Token, WorkerId};
+use thiserror::Error;
+
+use crate::held::Statement;
+
+/// Rewritten when it has grown beyond this and most of it is confirmed.
+const COMPACT: u64 = 8 * 1024 * 1024;
+
+/// Why the directory cannot be used.
+#[derive(Debug, Error)]
+pub enum JournalError {
+    /// Another daemon uses it.
+    #[error("state_dir {} is in use by another daemon: give each daemon its own", .0.display())]
+    InUse(PathBuf),
+    /// It cannot be written or read.
+    #[error("state_dir {}: {error}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// From here on this worker writes.
+    Worker(WorkerId),
+    Ended(Box<Statement>),
+    Confirmed(Token),
+}
+
+/// What the last daemon in a directory left.
+#[derive(Debug, Default)]
+pub(crate) struct Legacy {
+    /// The workers it was: they are dead.
+    pub workers: Vec<WorkerId>,
+    /// Ends that the database has not confirmed.
+    pub ends: Vec<Statement>,
+}
+
+/// The open journal.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    path: PathBuf,
+    file: File,
+    size: u64,
+    _lock: Flock<File>,
+}
+
+impl Journal {
+    /// Opens the journal in `dir`, made if it is not there, and reads what the last daemon left.
+    ///
+    /// # Errors
+    /// `InUse` while another daemon has it.
+    pub(crate) fn open(dir: &Path) -> Result<(Self, Legacy), JournalError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |error| JournalError::Io { path, error }
+        };
+        if !dir.is_dir() {
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(dir)
+                .map_err(failed(dir))?;
+        }
+        let lock_path = dir.join("lock");
+        let lock = private().open(&lock_path).map_err(failed(&lock_path))?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
+            .map_err(|_| JournalError::InUse(dir.to_owned()))?;
+        let path = dir.join("journal.ndjson");
+        let file = private().append(true).open(&path).map_err(failed(&path))?;
+        let legacy = read(&file).map_err(failed(&path))?;
+        let size = file.metadata().map_err(failed(&path))?.len();
+        Ok((
+            Self {
+                path,
+                file,
+                size,
+                _lock: lock,
+            },
+            legacy,
+        ))
+    }
+
+    /// This process is now that worker.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub(crate) fn worker(&mut self, worker: WorkerId) -> io::Result<()> {
+        self.append(&Line::Worker(worker))
+    }
+
+    /// A run has ended.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub(crate) fn ended(&mut self, statement: &Statement) -> io::Result<()> {
+        self.append(&Line::Ended(Box::new(statement.clone())))
+    }
+
+    /// The database has confirmed the end of this run.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub(crate) fn confirmed(&mut self, token: Token) -> io::Result<()> {
+        self.append(&Line::Confirmed(token))
+    }
+
+    /// Whether it is worth writing it anew.
+    #[must_use]
+    pub(crate) fn wants_compaction(&self) -> bool {
+        self.size > COMPACT
+    }
+
+    /// Writes it anew with only this content.
+    ///
+    /// # Errors
+    /// Of the file; the old one then stays as it was.
+    pub(crate) fn compact<'a>(
+        &mut self,
+        worker: Option<WorkerId>,
+        open: impl Iterator<Item = &'a Statement>,
+    ) -> io::Result<()> {
+        let temporary = self.path.with_extension("new");
+        let mut file = private().write(true).truncate(true).open(&temporary)?;
+        let mut size = 0;
+        for line in worker
+            .map(Line::Worker)
+            .into_iter()
+            .chain(open.map(|end| Line::Ended(Box::new(end.clone()))))
+        {
+            size += write(&mut file, &line)?;
+        }
+        std::fs::rename(&temporary, &self.path)?;
+        self.file = private().append(true).open(&self.path)?;
+        self.size = size;
+        Ok(())
+    }
+
+    fn append(&mut self, line: &Line) -> io::Result<()> {
+        self.size += write(&mut self.file, line)?;
+        Ok(())
+    }
+}
+
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).mode(0o600);
+    options
+}
+
+fn write(file: &mut File, line: &Line) -> io::Result<u64> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    file.write_all(&text)?;
+    Ok(u64::try_from(text.len()).unwrap_or(u64::MAX))
+}
+
+fn read(file: &File) -> io::Result<Legacy> {
+    let (mut workers, mut ends, mut order) = (Vec::new(), BTreeMap::new(), Vec::new());
+    for line in BufReader::new(file).split(b'\n') {
+        // The last line may be cut short by the death of the process; a run that it spoke of was not reported as ended.
+        match serde_json::from_slice(&line?) {
+            Ok(Line::Worker(worker)) => workers.push(worker),
+            Ok(Line::Ended(end)) => {
+                order.push(end.end.token);
+                ends.insert(end.end.token, *end);
+            }
+            Ok(Line::Confirmed(token)) => drop(ends.remove(&token)),
+            Err(_) => {}
+        }
+    }
+    Ok(Legacy {
+        workers,
+        ends: order
+            .into_iter()
+            .filter_map(|token| ends.remove(&token))
+            .collect(),
+    })
+}

@@ -1,0 +1,143 @@
+//! Which lanes this worker takes, with which handler and in which pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tenure_core::ids::Lane;
+use tenure_core::retry::Policy;
+use tenure_core::{claim, pattern};
+
+use crate::exec::{Clients, Handler, PrepareError};
+use crate::settings::{HandlerKind, Settings};
+
+/// What runs the jobs of one lane.
+#[derive(Debug, Clone)]
+pub(crate) struct Route {
+    /// The job type.
+    pub job_type: Arc<str>,
+    /// What runs.
+    pub handler: Arc<Handler>,
+    /// When it runs again after a failure.
+    pub retry: Policy,
+    /// How long an attempt may take, unless the job says it.
+    pub timeout: std::time::Duration,
+    /// From TERM to KILL.
+    pub kill_grace: std::time::Duration,
+    /// The index of its pool.
+    pub pool: usize,
+}
+
+/// The lanes that this worker takes.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    settings: Arc<Settings>,
+    clients: Clients,
+    routes: BTreeMap<Lane, Route>,
+    seen: i32,
+}
+
+impl Lanes {
+    /// None yet.
+    #[must_use]
+    pub(crate) fn new(settings: Arc<Settings>) -> Self {
+        Self {
+            settings,
+            clients: Clients::default(),
+            routes: BTreeMap::new(),
+            seen: 0,
+        }
+    }
+
+    /// Takes in the lanes of the database.
+    ///
+    /// # Errors
+    /// A handler that cannot be made ready; the lanes before it were taken in.
+    pub(crate) fn update(&mut self, lanes: &[(Lane, String)]) -> Result<(), PrepareError> {
+        for (lane, job_type) in lanes {
+            self.seen = self.seen.max(lane.0);
+            if self.routes.contains_key(lane) {
+                continue;
+            }
+            let Some(handler) = self.settings.handlers.resolve(job_type) else {
+                continue;
+            };
+            let (timeout, kill_grace) = match &handler.kind {
+                HandlerKind::Exec(exec) => (exec.timeout, exec.kill_grace),
+                HandlerKind::Http(http) => (http.timeout, std::time::Duration::ZERO),
+                HandlerKind::Noop => (std::time::Duration::MAX, std::time::Duration::ZERO),
+            };
+            let route = Route {
+                job_type: job_type.as_str().into(),
+                handler: Arc::new(Handler::prepare(&handler.kind, &mut self.clients)?),
+                retry: handler.retry,
+                timeout,
+                kill_grace,
+                pool: pool_of(&self.settings, job_type),
+            };
+            self.routes.insert(*lane, route);
+        }
+        Ok(())
+    }
+
+    /// The highest lane that was looked at.
+    #[must_use]
+    pub(crate) fn seen(&self) -> i32 {
+        self.seen
+    }
+
+    /// What runs the jobs of this lane.
+    #[must_use]
+    pub(crate) fn route(&self, lane: Lane) -> Option<&Route> {
+        self.routes.get(&lane)
+    }
+
+    /// All lanes.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Lane> {
+        self.routes.keys().copied()
+    }
+
+    /// What to ask for, given the free slots of each pool.
+    #[must_use]
+    pub(crate) fn asks(&self, free: &[usize], max_batch: i32) -> Vec<claim::Ask> {
+        let mut lanes = vec![Vec::new(); free.len()];
+        for (lane, route) in &self.routes {
+            lanes[route.pool].push(*lane);
+        }
+        let pools: Vec<claim::Pool<'_>> = free
+            .iter()
+            .zip(&lanes)
+            .map(|(&free, lanes)| claim::Pool { free, lanes })
+            .collect();
+        claim::asks(&pools, max_batch)
+    }
+}
+
+/// The pools by name with their slots: the ordinary one first.
+#[must_use]
+pub(crate) fn pools(settings: &Settings) -> Vec<(String, usize)> {
+    let slots = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    std::iter::once(("default".to_owned(), slots(settings.worker.concurrency)))
+        .chain(
+            settings
+                .pools
+                .iter()
+                .map(|pool| (pool.name.clone(), slots(pool.concurrency))),
+        )
+        .collect()
+}
+
+/// The pool that names the job type best, else the ordinary one.
+fn pool_of(settings: &Settings, job_type: &str) -> usize {
+    let named: Vec<(usize, &pattern::Pattern)> = settings
+        .pools
+        .iter()
+        .enumerate()
+        .flat_map(|(index, pool)| {
+            pool.job_types
+                .iter()
+                .map(move |pattern| (index + 1, pattern))
+        })
+        .collect();
+    let best = pattern::select(named.iter().map(|(_, pattern)| *pattern), job_type);
+    best.map_or(0, |best| named[best].0)
+}

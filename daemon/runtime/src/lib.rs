@@ -1,0 +1,24 @@
+//! The running daemon: thin tasks around the decisions of `tenure-core`.
+//!
+//! Start reading at [`daemon`]; `daemon/ARCHITECTURE.md` has the picture.
+
+mod attempt;
+mod clock;
+pub mod daemon;
+mod dispatch;
+mod ends;
+pub mod events;
+pub mod exec;
+pub mod guard;
+mod heart;
+mod held;
+mod journal;
+mod lanes;
+mod leases;
+mod marks;
+pub mod settings;
+mod speaker;
+mod stats;
+pub mod status;
+mod sweeper;
+mod tasks;

@@ -1,0 +1,449 @@
+//! What a daemon is told to do: plain values, checked and complete.
+//!
+//! The command line reads them from file, environment and flags and fills in every default; whoever holds a
+//! [`Settings`] need not ask again whether it makes sense. Nothing here reads a file, a clock or the environment.
+//! Secrets stand in [`Secret`], which never prints itself.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tenure_core::pattern::{self, Pattern};
+use tenure_core::retry::Policy;
+
+/// Wait after the first failed attempt, where no rule says it.
+pub const DEFAULT_DELAY: Duration = Duration::from_secs(60);
+/// The longest wait between attempts, where no rule says it.
+pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(3600);
+
+/// Where a handler's process looks for programs when its `env` does not name `PATH`.
+pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Everything that one daemon is told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Where the jobs are.
+    pub database: Database,
+    /// This daemon as a worker.
+    pub worker: Worker,
+    /// Slots reserved for some job types; whatever no pool names runs in the slots of `worker.concurrency`.
+    pub pools: Vec<Pool>,
+    /// What runs for which job type.
+    pub handlers: Handlers,
+    /// The HTTP interface.
+    pub api: Api,
+    /// The log.
+    pub log: Log,
+}
+
+/// Where the jobs are, and how to get there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Database {
+    /// `postgres://user@host1,host2:port/name?parameter=value`; it may hold a password.
+    pub url: Secret,
+    /// Past the pooler: for LISTEN, the heart and migrations. `None`: `url` serves for them too.
+    pub direct_url: Option<Secret>,
+    /// Password for both addresses; wins over one that stands in them.
+    pub password: Option<Secret>,
+    /// The schema that holds tenure's tables.
+    pub schema: String,
+    /// Connections of the pool that claims and completes; the heart has its own.
+    pub pool_size: usize,
+    /// What stands between this daemon and PostgreSQL.
+    pub pooler: Pooler,
+    /// From the first packet until the server is ready for a query, for each attempt to connect.
+    pub connect_timeout: Duration,
+    /// The longest that one statement may take on the server.
+    pub statement_timeout: Duration,
+}
+
+/// What stands between this daemon and PostgreSQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pooler {
+    /// Nothing, or a pooler in session mode.
+    #[default]
+    None,
+    /// A pooler that hands the connection on after each transaction, such as PgBouncer: no named statements.
+    Transaction,
+}
+
+/// This daemon as a worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Worker {
+    /// A label for people. The identity is a fresh random id at each start.
+    pub name: String,
+    /// The version on which a release routes.
+    pub version: String,
+    /// Jobs that run at once outside the named pools.
+    pub concurrency: u32,
+    /// For how long the database leaves this worker its jobs after a heartbeat.
+    pub lease_ttl: Duration,
+    /// From one heartbeat to the next.
+    pub heartbeat: Duration,
+    /// Keeps what has ended and is not yet proven safe; `None`: only memory does.
+    pub state_dir: Option<PathBuf>,
+    /// How long a stop waits for running jobs before it ends their handlers.
+    pub drain_timeout: Duration,
+    /// How often an idle worker looks for jobs, whatever the notifications say.
+    pub poll_interval: Duration,
+    /// The longest result that is kept whole, in bytes; a longer one is kept as a text without its middle.
+    pub max_result: usize,
+    /// How much of the end of a handler's log is kept with each attempt, in bytes.
+    pub log_tail: usize,
+}
+
+/// Slots reserved for some job types.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// Names the pool in metrics and in the list of workers.
+    pub name: String,
+    /// Which job types; no two pools name the same type equally well.
+    pub job_types: Vec<Pattern>,
+    /// Jobs that run at once in this pool.
+    pub concurrency: u32,
+}
+
+/// What runs for which job type.
+///
+/// A rule may say only part of what a handler needs. **For a job type, each single setting comes from the most
+/// specific rule that matches and says it**: the exact name first, then the pattern with the longest literal text
+/// before its first `*`. So `[handlers."report-*".retry]` gives a retry policy to the handlers that
+/// `[handlers.report-daily]` and `[handlers.report-weekly]` describe. The command or address with its own settings
+/// (`exec`, `http`, `noop`) is one setting and is never mixed from two rules.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Handlers {
+    /// In any order; no two of them match the same job type equally well.
+    pub rules: Vec<Rule>,
+}
+
+impl Handlers {
+    /// What runs for `job_type`; `None` if no rule says it, and then this daemon must not claim such jobs.
+    #[must_use]
+    pub fn resolve(&self, job_type: &str) -> Option<Handler> {
+        Some(Handler {
+            kind: self.setting(job_type, |rule| rule.kind.clone())?,
+            retry: self.retry(job_type),
+            after_lost_commits: self
+                .setting(job_type, |rule| rule.after_lost_commits)
+                .unwrap_or_default(),
+        })
+    }
+
+    /// The patterns of the job types that this daemon can run, as it registers them.
+    pub fn job_types(&self) -> impl Iterator<Item = &Pattern> {
+        self.rules
+            .iter()
+            .filter(|rule| rule.kind.is_some())
+            .map(|rule| &rule.pattern)
+    }
+
+    /// The numbers about retries that hold for `job_type`, all of them filled in. A `max_delay` that another rule than the
+    /// one of `delay` gives is raised to it.
+    #[must_use]
+    pub fn retry_rule(&self, job_type: &str) -> RetryRule {
+        let max_attempts = self.setting(job_type, |rule| rule.retry.max_attempts);
+        let delay = self
+            .setting(job_type, |rule| rule.retry.delay)
+            .unwrap_or(DEFAULT_DELAY);
+        let max_delay = self
+            .setting(job_type, |rule| rule.retry.max_delay)
+            .unwrap_or(DEFAULT_MAX_DELAY);
+        RetryRule {
+            max_attempts: Some(max_attempts.unwrap_or_else(|| Policy::default().max_attempts())),
+            delay: Some(delay),
+            max_delay: Some(max_delay.max(delay)),
+        }
+    }
+
+    fn retry(&self, job_type: &str) -> Policy {
+        let RetryRule {
+            max_attempts: Some(max_attempts),
+            delay: Some(delay),
+            max_delay: Some(max_delay),
+        } = self.retry_rule(job_type)
+        else {
+            return Policy::default();
+        };
+        // Each number was checked on its own when the settings were read.
+        Policy::new(max_attempts, delay, max_delay).unwrap_or_default()
+    }
+
+    /// One setting, from the most specific rule that matches and says it.
+    fn setting<T>(&self, job_type: &str, get: impl Fn(&Rule) -> Option<T>) -> Option<T> {
+        let saying: Vec<(&Pattern, T)> = self
+            .rules
+            .iter()
+            .filter_map(|rule| Some((&rule.pattern, get(rule)?)))
+            .collect();
+        let index = pattern::select(saying.iter().map(|(pattern, _)| *pattern), job_type)?;
+        saying.into_iter().nth(index).map(|(_, value)| value)
+    }
+}
+
+/// One `[handlers.PATTERN]` section.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// The job types that it is about.
+    pub pattern: Pattern,
+    /// What runs; `None`: a less specific rule says it.
+    pub kind: Option<HandlerKind>,
+    /// What this rule says about retries.
+    pub retry: RetryRule,
+    /// What becomes of a completion that a switch lost; `None`: a less specific rule says it.
+    pub after_lost_commits: Option<AfterLostCommits>,
+}
+
+/// What one rule says about retries; `None`: a less specific rule, or the default, says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RetryRule {
+    /// Attempts until the job is a dead letter.
+    pub max_attempts: Option<i32>,
+    /// Wait after the first failed attempt; it doubles with each further one.
+    pub delay: Option<Duration>,
+    /// The longest wait.
+    pub max_delay: Option<Duration>,
+}
+
+/// What runs, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub enum HandlerKind {
+    /// One process for each job.
+    Exec(ExecSettings),
+    /// One `POST` for each job.
+    Http(HttpSettings),
+    /// Nothing: the job is completed at once. For `bench` and for tests.
+    Noop,
+}
+
+/// One process for each job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecSettings {
+    /// Program and arguments, never through a shell. The program was there when the settings were checked.
+    pub command: Vec<String>,
+    /// Working directory; `None`: the daemon's.
+    pub cwd: Option<PathBuf>,
+    /// Names of the daemon's environment variables that the process gets. `PATH` is [`DEFAULT_PATH`] unless it is named.
+    pub env: Vec<String>,
+    /// From the start of the process until it is ended.
+    pub timeout: Duration,
+    /// From TERM to KILL.
+    pub kill_grace: Duration,
+    /// What an exit code means, where it differs from the defaults (0, 65, 75, others).
+    pub exit_codes: BTreeMap<i32, ExitMeaning>,
+}
+
+/// What an exit code says about the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitMeaning {
+    /// The job is completed.
+    Done,
+    /// The attempt failed; the retry policy decides.
+    Retry,
+    /// The attempt failed and trying again is useless: a dead letter.
+    Dead,
+}
+
+/// One `POST` for each job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HttpSettings {
+    /// Where to post; it may hold a secret in its query.
+    pub url: Secret,
+    /// From sending until the last byte of the answer.
+    pub timeout: Duration,
+    /// Until the connection stands.
+    pub connect_timeout: Duration,
+    /// Signs each request by the Standard Webhooks rules.
+    pub secret: Option<Secret>,
+    /// Further headers of each request.
+    pub headers: BTreeMap<String, Secret>,
+}
+
+/// What becomes of a job whose completion a switch of the primary lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AfterLostCommits {
+    /// The completion is written again: the job's effects are outside this database.
+    #[default]
+    Keep,
+    /// The job runs again: its effects were in this database and were lost with the completion.
+    Rerun,
+}
+
+/// What runs for one job type, put together from all rules that match it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Handler {
+    /// What runs.
+    pub kind: HandlerKind,
+    /// When it runs again after a failure.
+    pub retry: Policy,
+    /// What becomes of a completion that a switch lost.
+    pub after_lost_commits: AfterLostCommits,
+}
+
+/// The HTTP interface.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Api {
+    /// Where it listens; `None`: nowhere.
+    pub listen: Option<Listen>,
+    /// What `Authorization: Bearer` must hold. Always there when `listen` is reachable from other machines.
+    pub token: Option<Secret>,
+    /// The longest body of a request, in bytes.
+    pub max_body: usize,
+}
+
+/// An address to listen on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listen {
+    /// An IP address and port.
+    Tcp(std::net::SocketAddr),
+    /// A Unix socket, for this user and group only.
+    Unix(PathBuf),
+}
+
+/// The log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// How it is written.
+    pub format: LogFormat,
+    /// A level, or directives such as `info,tenure_runtime::heart=debug`.
+    pub level: String,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// To the journal under systemd, as text on a terminal, else as JSON.
+    #[default]
+    Auto,
+    /// One JSON object a line on standard error.
+    Json,
+    /// Text on standard error.
+    Text,
+}
+
+/// A text that never prints itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps `text`.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself, for the one place that sends it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[secret]")
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn exec(program: &str) -> HandlerKind {
+        HandlerKind::Exec(ExecSettings {
+            command: vec![program.to_owned()],
+            cwd: None,
+            env: Vec::new(),
+            timeout: Duration::from_secs(3600),
+            kill_grace: Duration::from_secs(10),
+            exit_codes: BTreeMap::new(),
+        })
+    }
+
+    fn rule(pattern: &str, kind: Option<HandlerKind>, retry: RetryRule) -> Rule {
+        Rule {
+            pattern: Pattern::new(pattern).unwrap(),
+            kind,
+            retry,
+            after_lost_commits: None,
+        }
+    }
+
+    #[test]
+    fn each_setting_comes_from_the_most_specific_rule_that_says_it() {
+        let five = RetryRule {
+            max_attempts: Some(5),
+            delay: Some(Duration::from_secs(7)),
+            ..RetryRule::default()
+        };
+        let two = RetryRule {
+            max_attempts: Some(2),
+            ..RetryRule::default()
+        };
+        let handlers = Handlers {
+            rules: vec![
+                rule("*", Some(HandlerKind::Noop), RetryRule::default()),
+                rule("report-*", None, five),
+                rule("report-daily", Some(exec("daily")), two),
+                rule(
+                    "report-generation",
+                    Some(exec("generate")),
+                    RetryRule::default(),
+                ),
+            ],
+        };
+        let policy = |attempts, delay| {
+            Policy::new(attempts, Duration::from_secs(delay), DEFAULT_MAX_DELAY).unwrap()
+        };
+        let of = |job_type| {
+            handlers
+                .resolve(job_type)
+                .map(|handler| (handler.kind, handler.retry))
+                .unwrap()
+        };
+        assert_eq!(of("report-daily"), (exec("daily"), policy(2, 7)));
+        assert_eq!(of("report-generation"), (exec("generate"), policy(5, 7)));
+        assert_eq!(of("report-other"), (HandlerKind::Noop, policy(5, 7)));
+        assert_eq!(of("mail"), (HandlerKind::Noop, Policy::default()));
+        let runnable: Vec<&str> = handlers.job_types().map(Pattern::as_str).collect();
+        assert_eq!(runnable, ["*", "report-daily", "report-generation"]);
+    }
+
+    #[test]
+    fn a_rule_about_retries_alone_runs_nothing() {
+        let handlers = Handlers {
+            rules: vec![rule("report-*", None, RetryRule::default())],
+        };
+        assert_eq!(handlers.resolve("report-daily"), None);
+    }
+
+    #[test]
+    fn a_long_delay_raises_the_default_cap() {
+        let delay = DEFAULT_MAX_DELAY * 2;
+        let retry = RetryRule {
+            delay: Some(delay),
+            ..RetryRule::default()
+        };
+        let handlers = Handlers {
+            rules: vec![rule("slow", Some(HandlerKind::Noop), retry)],
+        };
+        assert_eq!(
+            handlers.resolve("slow").unwrap().retry,
+            Policy::new(5, delay, delay).unwrap()
+        );
+    }
+
+    #[test]
+    fn secrets_never_print_themselves() {
+        let text = format!("{:?}", Secret::new("hunter2"));
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}

@@ -1,0 +1,76 @@
+//! The sweeper: once a second it recovers what timed out and makes due jobs ready, unless another worker just did.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_store::session::Db;
+use tokio_util::sync::CancellationToken;
+
+use crate::events;
+use crate::leases::Leases;
+use crate::status::Status;
+use crate::tasks::random;
+
+/// Between sweeps.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Sweeps until `stop` is cancelled.
+pub(crate) async fn run(db: Db, leases: Arc<Leases>, status: Arc<Status>, stop: CancellationToken) {
+    let mut wait = Duration::ZERO;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = stop.cancelled() => return,
+        }
+        wait = sweep(&db, &leases, &status).await;
+    }
+}
+
+/// Sweeps once, and says when to do it again.
+async fn sweep(db: &Db, leases: &Leases, status: &Status) -> Duration {
+    // Jitter, so that many workers do not ask in step.
+    let next = EVERY.mul_f64(0.9 + random() * 0.2);
+    let Some((worker, epoch)) = leases.member() else {
+        return next;
+    };
+    let swept = async { db.session().await?.sweep(epoch).await };
+    match swept.await {
+        Ok(swept) => {
+            if swept.recovered > 0 || swept.lost > 0 {
+                events::recovered(swept.recovered, swept.lost);
+            }
+            if let Some(due) = swept.next_due.filter(|due| *due < next) {
+                return promote_when_due(db, leases, due, next).await;
+            }
+        }
+        Err(error) => {
+            leases.failed(worker, epoch, &error);
+            if error.breaks_connection() {
+                status.trouble("Nothing can be recovered", &error);
+            }
+        }
+    }
+    next
+}
+
+/// Between two sweeps: makes jobs ready at the moment when they are due. Returns what is left until the next sweep.
+async fn promote_when_due(
+    db: &Db,
+    leases: &Leases,
+    mut due: Duration,
+    mut left: Duration,
+) -> Duration {
+    while due < left {
+        tokio::time::sleep(due).await;
+        left -= due;
+        let Some((_, epoch)) = leases.member() else {
+            break;
+        };
+        let promoted = async { db.session().await?.promote(epoch).await };
+        match promoted.await {
+            Ok((_, Some(next))) => due = next.max(Duration::from_millis(5)),
+            Ok((_, None)) | Err(_) => break,
+        }
+    }
+    left
+}

@@ -1,0 +1,14 @@
+//! All that tenure says to PostgreSQL. No other crate knows SQL.
+//!
+//! The rules live in the SQL functions of `migrations/`; here they are called, with bounds on every wait and errors by what
+//! they imply.
+
+pub mod address;
+pub mod error;
+pub mod migrate;
+pub mod person;
+pub mod session;
+pub mod tls;
+pub mod value;
+pub mod view;
+pub mod worker;

@@ -1,0 +1,360 @@
+//! Connections: a pool for the work, and single ones of their own for what must not wait behind it.
+//!
+//! Every wait on the network has a bound. A statement that passes its bound is cancelled on the server and its connection is
+//! thrown away: it may still be busy with it.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts,
+};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Row};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use tracing::debug;
+
+use crate::address::{Address, AddressError};
+use crate::error::StoreError;
+use crate::tls::{self, TlsError};
+
+/// How to reach one installation.
+#[derive(Clone)]
+pub struct Target {
+    /// Where the servers are.
+    pub address: Address,
+    /// The schema of the installation.
+    pub schema: String,
+    /// From the first packet until the server is ready for a query.
+    pub connect_timeout: Duration,
+    /// The longest that one statement may take.
+    pub statement_timeout: Duration,
+    /// Whether a pooler hands connections on after each transaction: then no session settings are made.
+    pub pooled: bool,
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} schema {}", self.address.servers(), self.schema)
+    }
+}
+
+/// Why a [`Db`] or [`Session`] cannot be made from what was configured.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// The address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The pool.
+    #[error("the connection pool cannot be made: {0}")]
+    Pool(String),
+}
+
+/// Parameters of a statement with their types, so that it needs no name on the server and a pooler may stand between.
+pub type Parameters<'p> = &'p [(&'p (dyn ToSql + Sync), Type)];
+
+/// A pool of connections to one installation.
+#[derive(Clone)]
+pub struct Db {
+    pool: Pool,
+    target: Target,
+    prefix: Arc<str>,
+}
+
+/// One connection to one installation. All calls of the daemon are methods of it (see [`crate::worker`]).
+///
+/// Calls of one session that are polled together travel in one round trip.
+pub struct Session {
+    link: Option<Link>,
+    prefix: Arc<str>,
+    bound: Duration,
+    tls: Option<MakeRustlsConnect>,
+    broken: AtomicBool,
+}
+
+enum Link {
+    Pooled(Object),
+    Own(Client),
+}
+
+/// A notification that reached a session of its own: its payload. The channel closes when the connection ends.
+pub type Notifications = mpsc::Receiver<String>;
+
+impl Db {
+    /// A pool of at most `size` connections; none is opened yet.
+    ///
+    /// # Errors
+    /// TLS files that cannot be used.
+    pub fn new(target: &Target, size: usize) -> Result<Self, TargetError> {
+        let method = ManagerConfig {
+            recycling_method: RecyclingMethod::Fast,
+        };
+        let manager = match &target.address.tls {
+            None => Manager::from_config(target.address.config.clone(), NoTls, method),
+            Some(files) => Manager::from_config(
+                target.address.config.clone(),
+                tls::connector(files)?,
+                method,
+            ),
+        };
+        let settings = session_settings(target);
+        let bound = target.connect_timeout;
+        let pool = Pool::builder(manager)
+            .max_size(size.max(1))
+            .runtime(Runtime::Tokio1)
+            .timeouts(Timeouts {
+                wait: Some(bound),
+                create: Some(bound),
+                recycle: Some(Duration::from_millis(500)),
+            })
+            .post_create(Hook::async_fn(move |client, _| {
+                let settings = settings.clone();
+                Box::pin(async move {
+                    client
+                        .batch_execute(&settings)
+                        .await
+                        .map_err(HookError::Backend)
+                })
+            }))
+            .build()
+            .map_err(|error| TargetError::Pool(error.to_string()))?;
+        Ok(Self {
+            pool,
+            target: target.clone(),
+            prefix: prefix(&target.schema),
+        })
+    }
+
+    /// A connection from the pool.
+    ///
+    /// # Errors
+    /// `Unreachable` within twice the connect timeout.
+    pub async fn session(&self) -> Result<Session, StoreError> {
+        let object = self.pool.get().await.map_err(|error| match error {
+            deadpool_postgres::PoolError::Backend(error)
+            | deadpool_postgres::PoolError::PostCreateHook(HookError::Backend(error)) => {
+                StoreError::from(error)
+            }
+            deadpool_postgres::PoolError::Timeout(_) => StoreError::Unreachable(format!(
+                "no connection to {} within {:?}",
+                self.target.address.servers(),
+                self.target.connect_timeout
+            )),
+            other => StoreError::Unreachable(other.to_string()),
+        })?;
+        Ok(Session {
+            link: Some(Link::Pooled(object)),
+            prefix: Arc::clone(&self.prefix),
+            bound: self.target.statement_timeout,
+            tls: tls_of(&self.target)?,
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    /// Throws the pool's idle connections away, as after a sign that the server went.
+    pub fn forget_connections(&self) {
+        self.pool.retain(|_, _| false);
+    }
+
+    /// What it speaks to.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+}
+
+impl Session {
+    /// A connection of its own, with the notifications of the channels that it comes to listen on.
+    ///
+    /// # Errors
+    /// `Unreachable` within the connect timeout.
+    pub async fn open(target: &Target) -> Result<(Self, Notifications), StoreError> {
+        let (sender, receiver) = mpsc::channel(64);
+        let tls = tls_of(target)?;
+        let config = &target.address.config;
+        let connecting = async {
+            let client = match tls.clone() {
+                None => {
+                    let (client, connection) = config.connect(NoTls).await?;
+                    drive(connection, sender);
+                    client
+                }
+                Some(tls) => {
+                    let (client, connection) = config.connect(tls).await?;
+                    drive(connection, sender);
+                    client
+                }
+            };
+            client.batch_execute(&session_settings(target)).await?;
+            Ok::<_, tokio_postgres::Error>(client)
+        };
+        let client = timeout(target.connect_timeout, connecting)
+            .await
+            .map_err(|_| {
+                StoreError::Unreachable(format!(
+                    "no connection to {} within {:?}",
+                    target.address.servers(),
+                    target.connect_timeout
+                ))
+            })??;
+        let session = Self {
+            link: Some(Link::Own(client)),
+            prefix: prefix(&target.schema),
+            bound: target.statement_timeout,
+            tls,
+            broken: AtomicBool::new(false),
+        };
+        Ok((session, receiver))
+    }
+
+    /// Runs one statement. `%` in `sql` stands for the quoted schema and a dot; `what` names it in errors.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn rows(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, StoreError> {
+        let sql = sql.replace('%', &self.prefix);
+        let client = self.client();
+        self.bounded(what, client.query_typed(&sql, parameters))
+            .await
+    }
+
+    /// Runs statements without parameters, for migrations and LISTEN; nothing is replaced in them.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn batch(&self, what: &'static str, sql: &str) -> Result<(), StoreError> {
+        self.bounded(what, self.client().batch_execute(sql)).await
+    }
+
+    /// The connection itself.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        match &self.link {
+            Some(Link::Pooled(object)) => object,
+            Some(Link::Own(client)) => client,
+            None => unreachable!("the link is only taken by drop"),
+        }
+    }
+
+    /// The same session with another bound for each statement.
+    #[must_use]
+    pub fn within(mut self, bound: Duration) -> Self {
+        self.bound = bound;
+        self
+    }
+
+    async fn bounded<T>(
+        &self,
+        what: &'static str,
+        call: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, StoreError> {
+        let result = match timeout(self.bound, call).await {
+            Ok(result) => result.map_err(StoreError::from),
+            Err(_) => {
+                self.cancel();
+                Err(StoreError::Timeout(what))
+            }
+        };
+        if result.as_ref().is_err_and(StoreError::breaks_connection) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Asks the server to stop what it does for us; nobody waits for it.
+    fn cancel(&self) {
+        let (token, tls, bound) = (self.client().cancel_token(), self.tls.clone(), self.bound);
+        detach(async move {
+            let cancelled = async {
+                match tls {
+                    None => token.cancel_query(NoTls).await,
+                    Some(tls) => token.cancel_query(tls).await,
+                }
+            };
+            if timeout(bound, cancelled).await.is_err() {
+                debug!("A cancel request was not answered.");
+            }
+        });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.broken.load(Ordering::Relaxed)
+            && let Some(Link::Pooled(object)) = self.link.take()
+        {
+            drop(Object::take(object));
+        }
+    }
+}
+
+fn tls_of(target: &Target) -> Result<Option<MakeRustlsConnect>, StoreError> {
+    let files = target.address.tls.as_ref();
+    files
+        .map(tls::connector)
+        .transpose()
+        .map_err(|error| StoreError::Failed(error.to_string()))
+}
+
+/// Bounds on the server's side, below ours, so that nothing lives on there that nobody waits for. A server that has no such
+/// setting is left alone.
+fn session_settings(target: &Target) -> String {
+    if target.pooled {
+        return String::new();
+    }
+    let ms = target.statement_timeout.as_millis();
+    format!(
+        "SELECT set_config(name, value, false) FROM (VALUES ('statement_timeout', '{ms}'), ('lock_timeout', '{ms}'), \
+         ('idle_in_transaction_session_timeout', '{ms}'), ('client_connection_check_interval', '1000'), ('jit', 'off')) s(name, value) \
+         WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p WHERE p.name = s.name)"
+    )
+}
+
+/// `"schema".`
+fn prefix(schema: &str) -> Arc<str> {
+    format!("\"{}\".", schema.replace('"', "\"\"")).into()
+}
+
+/// Drives a connection until it ends, handing its notifications on. A receiver that does not keep up loses some: they are hints.
+fn drive<S, T>(mut connection: tokio_postgres::Connection<S, T>, sender: mpsc::Sender<String>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    detach(async move {
+        loop {
+            match std::future::poll_fn(|context| connection.poll_message(context)).await {
+                Some(Ok(AsyncMessage::Notification(notification))) => {
+                    let _ = sender.try_send(notification.payload().to_owned());
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    debug!(error = %crate::error::chain(&error), "A connection ended.");
+                    break;
+                }
+                None => break,
+            }
+        }
+    });
+}
+
+/// Connections drive themselves until they end; there is nothing to wait for.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "ends with its connection, and has nothing to drain"
+)]
+fn detach(task: impl Future<Output = ()> + Send + 'static) {
+    drop(tokio::spawn(task));
+}

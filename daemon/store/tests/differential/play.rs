@@ -1,0 +1,618 @@
+//! One random history: each statement goes to the model and to the server, and both must answer the same.
+
+use std::collections::BTreeSet;
+
+use tenure_core::ids::{Call, JobId, Run, Token, WorkerId};
+use tenure_core::model::{
+    Claim, Database, End, EndAnswer, Gate, Heartbeat, Kept, Memory, Place, Reattach,
+    ReattachAnswer, Refused, Registration, RunEnd, Statement, Status,
+};
+use tenure_embedded::Row;
+use uuid::Uuid;
+
+use super::daemon::Daemon;
+use super::names::Names;
+use super::postgres::Postgres;
+use super::random::Random;
+use super::{sql, state};
+
+/// 2030-01-01, in milliseconds since 1970.
+pub(crate) const START: i64 = 1_893_456_000_000;
+
+/// What a history met, to show that it is about something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Met {
+    pub(crate) statements: u64,
+    pub(crate) refusals: u64,
+    pub(crate) claimed: u64,
+    pub(crate) ghosts: u64,
+    pub(crate) lost_workers: u64,
+    pub(crate) recovered: u64,
+    pub(crate) switches: u64,
+    pub(crate) restored: u64,
+    pub(crate) put_back: u64,
+    pub(crate) taken_over: u64,
+    pub(crate) history: u64,
+    pub(crate) windows_left: u64,
+}
+
+impl std::ops::AddAssign for Met {
+    fn add_assign(&mut self, more: Self) {
+        self.statements += more.statements;
+        self.refusals += more.refusals;
+        self.claimed += more.claimed;
+        self.ghosts += more.ghosts;
+        self.lost_workers += more.lost_workers;
+        self.recovered += more.recovered;
+        self.switches += more.switches;
+        self.restored += more.restored;
+        self.put_back += more.put_back;
+        self.taken_over += more.taken_over;
+        self.history += more.history;
+        self.windows_left += more.windows_left;
+    }
+}
+
+pub(crate) struct Play<'p> {
+    pub(crate) random: Random,
+    pub(crate) model: Database,
+    pub(crate) postgres: &'p mut Postgres,
+    pub(crate) names: Names,
+    /// The server's clock, which may jump, and that of the daemons, which does not.
+    pub(crate) now: i64,
+    pub(crate) mono: i64,
+    pub(crate) daemons: Vec<Daemon>,
+    /// What producers and persons know of.
+    pub(crate) jobs: Vec<JobId>,
+    /// Jobs that a person has opened again, which may run again.
+    pub(crate) reopened: BTreeSet<JobId>,
+    pub(crate) met: Met,
+    seed: u64,
+    log: Vec<String>,
+}
+
+impl<'p> Play<'p> {
+    pub(crate) fn new(seed: u64, postgres: &'p mut Postgres) -> Self {
+        postgres.clear(START);
+        let model = Database::new(START);
+        let mut play = Self {
+            random: Random::new(seed),
+            model,
+            postgres,
+            names: Names::default(),
+            now: START,
+            mono: 0,
+            daemons: Vec::new(),
+            jobs: Vec::new(),
+            reopened: BTreeSet::new(),
+            met: Met::default(),
+            seed,
+            log: Vec::new(),
+        };
+        let epoch = play.rows("SELECT epoch FROM cluster").unwrap();
+        let first = play.model.epoch.0;
+        play.bind(&[first], &epoch);
+        for _ in 0..play.random.between(2, 4) {
+            let daemon = play.new_daemon();
+            play.daemons.push(daemon);
+        }
+        play
+    }
+
+    pub(crate) fn new_daemon(&mut self) -> Daemon {
+        let heartbeat = self.random.between(1, 4) * 1_000;
+        let registration = Registration {
+            lease_ttl: heartbeat * self.random.between(3, 4),
+            heartbeat,
+        };
+        Daemon::new(WorkerId(self.random.uuid()), registration)
+    }
+
+    pub(crate) fn fail(&self, what: &str) -> ! {
+        let from = self.log.len().saturating_sub(40);
+        panic!(
+            "seed {}: {what}\nthe last statements:\n{}",
+            self.seed,
+            self.log[from..].join("\n")
+        );
+    }
+
+    pub(crate) fn note(&mut self, text: String) {
+        self.log.push(text);
+    }
+
+    /// Sends it to the server.
+    pub(crate) fn rows(&mut self, statement: &str) -> Result<Vec<Row>, String> {
+        self.log
+            .push(format!("{statement};  -- at {}", self.now - START));
+        self.met.statements += 1;
+        let result = self.postgres.run(self.now, statement);
+        if let Err(code) = &result {
+            self.met.refusals += 1;
+            self.log.push(format!("  -- {code}"));
+        }
+        result
+    }
+
+    /// The server must answer as the model did. Answers without an order are compared as sets.
+    pub(crate) fn same(&mut self, statement: &str, expected: Result<Vec<String>, Refused>) -> bool {
+        let result = self.rows(statement);
+        let mut expected = expected.map_err(|refused| refused.sqlstate().to_owned());
+        let mut found = result.map(|rows| {
+            let line = |row: &Row| {
+                let words: Vec<&str> = row.iter().map(|it| it.as_deref().unwrap_or("-")).collect();
+                self.names.translate(&words.join(" "))
+            };
+            rows.iter().map(line).collect::<Vec<_>>()
+        });
+        if let (Ok(expected), Ok(found)) = (&mut expected, &mut found) {
+            expected.sort();
+            found.sort();
+        }
+        if expected != found {
+            self.fail(&format!(
+                "the model says {expected:#?}\nPostgreSQL says {found:#?}"
+            ));
+        }
+        self.settle_order();
+        expected.is_ok()
+    }
+
+    /// The first column of each row is the database's name for the model's in the same place.
+    pub(crate) fn bind(&mut self, model: &[Uuid], rows: &[Row]) {
+        if model.len() != rows.len() {
+            self.fail(&format!(
+                "the model answers with {model:?}, PostgreSQL with {rows:?}"
+            ));
+        }
+        for (model, row) in model.iter().zip(rows) {
+            let name = row[0]
+                .as_deref()
+                .and_then(|name| Uuid::try_parse(name).ok());
+            let bound = match name {
+                Some(name) => self.names.bind(*model, name),
+                None => Err("not a name".to_owned()),
+            };
+            if let Err(why) = bound {
+                self.fail(&format!(
+                    "{why}: the model answers with {model}, PostgreSQL with {row:?}"
+                ));
+            }
+        }
+    }
+
+    /// Jobs that became ready together: their order is PostgreSQL's choice.
+    fn settle_order(&mut self) {
+        let jobs = self.model.unordered();
+        if jobs.is_empty() {
+            return;
+        }
+        let ids: Vec<String> = jobs
+            .iter()
+            .map(|id| self.names.database(id.0).to_string())
+            .collect();
+        let query = format!(
+            "SELECT id FROM ready WHERE id = ANY ('{{{}}}') ORDER BY pos",
+            ids.join(",")
+        );
+        let rows = self
+            .postgres
+            .run(self.now, &query)
+            .unwrap_or_else(|code| self.fail(&code));
+        let order: Vec<JobId> = rows
+            .iter()
+            .filter_map(|row| Uuid::try_parse(row[0].as_deref()?).ok())
+            .map(|id| JobId(self.names.model(id)))
+            .collect();
+        self.model.settle_order(&order);
+    }
+
+    /// Both show the same, and every job stands in one place.
+    pub(crate) fn compare(&mut self) {
+        let expected = state::of_model(&self.model);
+        let rows = self.postgres.run(self.now, state::OF_DATABASE);
+        let rows = rows.unwrap_or_else(|code| self.fail(&code));
+        let mut found: Vec<String> = rows
+            .iter()
+            .map(|row| self.names.translate(row[0].as_deref().unwrap_or("")))
+            .collect();
+        found.sort();
+        if expected != found {
+            let only = |these: &[String], those: &[String]| {
+                let lines: Vec<String> = these
+                    .iter()
+                    .filter(|it| !those.contains(it))
+                    .cloned()
+                    .collect();
+                lines.join("\n  ")
+            };
+            self.fail(&format!(
+                "the states differ\nonly in the model:\n  {}\nonly in PostgreSQL:\n  {}",
+                only(&expected, &found),
+                only(&found, &expected)
+            ));
+        }
+    }
+
+    /// Server's time and everybody's time go on.
+    pub(crate) fn pass(&mut self, ms: i64) {
+        self.now += ms;
+        self.mono += ms;
+        for daemon in &mut self.daemons {
+            daemon.tick(self.mono);
+        }
+    }
+
+    /// Daemon `nth` sends a beat, if it is registered.
+    pub(crate) fn beat(&mut self, nth: usize, draining: bool) {
+        let daemon = &mut self.daemons[nth];
+        let Some(epoch) = daemon.epoch else {
+            return;
+        };
+        daemon.beat += 1;
+        let (id, sent) = (daemon.id, self.mono);
+        let said = Heartbeat {
+            beat: daemon.beat,
+            settled: daemon.call,
+            open: daemon.open(),
+            draining,
+        };
+        let answer = self.model.heartbeat(self.now, id, epoch, &said);
+        let statement = sql::heartbeat(&self.names, id, epoch, &said);
+        let lines = answer.clone().map(|it| sql::heartbeat_lines(&it));
+        self.same(&statement, lines);
+        match answer {
+            Ok(answer) => {
+                self.met.ghosts += answer.ghosts as u64;
+                let daemon = &mut self.daemons[nth];
+                daemon.confirmed(sent);
+                daemon.roster = answer.workers;
+                // Its handlers are stopped; what they had done is not said.
+                daemon.held.retain(|job, memory| {
+                    !answer.revoked.contains(&(*job, memory.token))
+                        || self.model.stops.contains_key(job)
+                });
+            }
+            Err(Refused::WorkerGone) => self.start_anew(nth),
+            Err(_) => {}
+        }
+    }
+
+    /// The database has declared it dead: it stops its handlers and registers under a new id.
+    pub(crate) fn start_anew(&mut self, nth: usize) {
+        let id = WorkerId(self.random.uuid());
+        let mut next = self.daemons[nth].successor(id);
+        next.predecessor = None;
+        self.daemons[nth] = next;
+    }
+
+    pub(crate) fn register(&mut self, nth: usize) {
+        let daemon = &self.daemons[nth];
+        let (id, registration) = (daemon.id, daemon.registration);
+        let opened = self.model.register(self.now, id, registration);
+        let statement = sql::register(id, registration);
+        let sent = self.mono;
+        match opened {
+            Ok(opened) => {
+                self.bind_epoch(
+                    &statement,
+                    opened.epoch.0,
+                    &format!("{} {}", opened.epoch_no, state::gate(opened.gate)),
+                );
+                let daemon = &mut self.daemons[nth];
+                daemon.epoch = Some(opened.epoch);
+                daemon.epoch_no = opened.epoch_no;
+                daemon.confirmed(sent);
+                let replay = !daemon.said.is_empty()
+                    || !daemon.unsaid.is_empty()
+                    || daemon.predecessor.is_some();
+                if replay {
+                    self.reattach(nth, None);
+                }
+            }
+            Err(refused) => {
+                self.same(&statement, Err(refused));
+            }
+        }
+    }
+
+    fn bind_epoch(&mut self, statement: &str, epoch: Uuid, rest: &str) {
+        let rows = self.rows(statement).unwrap_or_else(|code| self.fail(&code));
+        self.bind(&[epoch], &rows);
+        let found: Vec<&str> = rows[0][1..]
+            .iter()
+            .map(|it| it.as_deref().unwrap_or("-"))
+            .collect();
+        if found.join(" ") != rest {
+            self.fail(&format!("the model says {rest}, PostgreSQL {found:?}"));
+        }
+    }
+
+    /// Learns the present epoch, opens it if need be, and says what it holds and what it finished.
+    pub(crate) fn attach(&mut self, nth: usize) {
+        let daemon = &self.daemons[nth];
+        let (id, seen) = (daemon.id, daemon.epoch_no);
+        let opened = self.model.open_epoch(self.now, id, seen);
+        let beat = opened.beat.map_or("-".to_owned(), |beat| beat.to_string());
+        let rest = format!("{} {} {beat}", opened.epoch_no, state::gate(opened.gate));
+        self.bind_epoch(&sql::open_epoch(id, seen), opened.epoch.0, &rest);
+        let daemon = &mut self.daemons[nth];
+        daemon.epoch = Some(opened.epoch);
+        daemon.epoch_no = opened.epoch_no;
+        // What the shown beat proves need not be said, but may.
+        let all = self.random.chance(20);
+        self.reattach(nth, opened.beat.filter(|_| !all));
+    }
+
+    fn reattach(&mut self, nth: usize, shown: Option<i64>) {
+        let (now, sent) = (self.now, self.mono);
+        let daemon = &mut self.daemons[nth];
+        let Some(epoch) = daemon.epoch else {
+            return;
+        };
+        let mut statements: Vec<Statement> =
+            daemon.held.values().cloned().map(Statement::Hold).collect();
+        for (bucket, memory, end) in &daemon.said {
+            if shown.is_none_or(|shown| *bucket > shown) {
+                statements.push(Statement::Ended(memory.clone(), end.clone()));
+            }
+        }
+        statements.extend(
+            daemon
+                .unsaid
+                .iter()
+                .map(|(memory, end)| Statement::Ended(memory.clone(), end.clone())),
+        );
+        self.random.shuffle(&mut statements);
+        let said = Reattach {
+            beat: daemon.beat,
+            statements,
+            roster: daemon.roster.iter().copied().collect(),
+            registration: Some(daemon.registration),
+            predecessors: daemon.predecessor.into_iter().collect(),
+        };
+        let id = daemon.id;
+        let before = self.model.clone();
+        let answers = self.model.reattach(now, id, epoch, &said);
+        let statement = sql::reattach(&self.names, id, epoch, &said);
+        let lines = answers.clone().map(|answers| {
+            let pairs = said.statements.iter().zip(&answers);
+            pairs
+                .map(|(statement, answer)| sql::reattach_line(statement, answer))
+                .collect()
+        });
+        self.same(&statement, lines);
+        let Ok(answers) = answers else {
+            return;
+        };
+        self.present_epoch_stands(&before, &said);
+        let alive = self
+            .model
+            .workers
+            .get(&id)
+            .is_some_and(|it| it.ended_at.is_none());
+        let daemon = &mut self.daemons[nth];
+        daemon.predecessor = None;
+        if alive {
+            daemon.confirmed(sent);
+        }
+        daemon.unsaid.clear();
+        for (statement, answer) in said.statements.iter().zip(&answers) {
+            let memory = statement.memory();
+            match (statement, answer) {
+                (Statement::Hold(_), ReattachAnswer::Held(Kept::Keep)) => self.met.restored += 1,
+                (Statement::Hold(_), _) => {
+                    daemon.held.remove(&memory.job);
+                }
+                (Statement::Ended(_, end), answer) => {
+                    daemon.said.retain(|(_, it, _)| it.token != memory.token);
+                    // What is only history has been overruled.
+                    if *answer != ReattachAnswer::Ended(EndAnswer::History) {
+                        daemon.remember(memory.clone(), end.clone());
+                    }
+                }
+            }
+            self.met.put_back += u64::from(
+                !before.jobs.contains_key(&memory.job) && self.model.jobs.contains_key(&memory.job),
+            );
+        }
+        self.met.taken_over += (self.model.revocations.len() - before.revocations.len()) as u64;
+        self.met.windows_left +=
+            u64::from(before.gate == Gate::Window && self.model.gate == Gate::Open);
+    }
+
+    /// What was claimed or ended in the present epoch is not changed by what is said about an earlier one.
+    fn present_epoch_stands(&self, before: &Database, said: &Reattach) {
+        for (id, job) in &before.jobs {
+            let named = |token: Token| said.statements.iter().any(|it| it.memory().token == token);
+            let stands = match &job.place {
+                Place::Ended(outcome) => outcome.epoch_no == before.epoch_no,
+                Place::Leased(lease) => {
+                    lease.epoch_no == before.epoch_no
+                        && !named(lease.token)
+                        && !said.predecessors.contains(&lease.worker)
+                }
+                _ => false,
+            };
+            let lost = |place: &Place| match place {
+                Place::Leased(lease) => {
+                    before
+                        .workers
+                        .get(&lease.worker)
+                        .is_none_or(|it| it.ended_at.is_some())
+                        || lease.until.is_some()
+                }
+                _ => false,
+            };
+            if stands && self.model.jobs.get(id) != Some(job) && !lost(&job.place) {
+                self.fail(&format!(
+                    "job {id} of the present epoch was changed by a re-attach: {job:?} to {:?}",
+                    self.model.jobs.get(id)
+                ));
+            }
+        }
+    }
+
+    pub(crate) fn claim(&mut self, nth: usize) {
+        let daemon = &mut self.daemons[nth];
+        let Some(epoch) = daemon.epoch else {
+            return;
+        };
+        let late = self.random.chance(3);
+        daemon.call = Call(daemon.call.0 + i64::from(!late));
+        let lanes: Vec<&str> = super::steps::JOB_TYPES
+            .iter()
+            .copied()
+            .filter(|_| self.random.chance(75))
+            .collect();
+        let known: Vec<&str> = lanes
+            .into_iter()
+            .filter(|it| self.model.job_types.contains(*it))
+            .collect();
+        let claim = Claim {
+            call: daemon.call,
+            lanes: known
+                .iter()
+                .map(|it| {
+                    (
+                        (*it).to_owned(),
+                        i32::try_from(self.random.between(0, 4)).unwrap(),
+                        3,
+                    )
+                })
+                .collect(),
+            total: self
+                .random
+                .chance(70)
+                .then(|| i32::try_from(self.random.between(0, 5)).unwrap()),
+        };
+        let id = daemon.id;
+        let before = self.model.clone();
+        let claimed = self.model.claim(self.now, id, epoch, &claim);
+        let statement = sql::claim(&self.names, id, epoch, &claim);
+        let jobs = match claimed {
+            Ok(jobs) => jobs,
+            Err(refused) => {
+                self.same(&statement, Err(refused));
+                if refused == Refused::WorkerGone {
+                    self.start_anew(nth);
+                }
+                return;
+            }
+        };
+        let rows = self
+            .rows(&statement)
+            .unwrap_or_else(|code| self.fail(&code));
+        let tokens: Vec<Uuid> = jobs.iter().map(|it| it.token.0).collect();
+        self.bind(&tokens, &rows);
+        for (job, row) in jobs.iter().zip(&rows) {
+            let found: Vec<&str> = row[1..]
+                .iter()
+                .map(|it| it.as_deref().unwrap_or("-"))
+                .collect();
+            let found = self.names.translate(&found.join(" "));
+            let expected = format!(
+                "{} {} {} {}",
+                job.job, job.run, job.attempt, job.max_attempts
+            );
+            if found != expected {
+                self.fail(&format!(
+                    "the model gives out {expected}, PostgreSQL {found}"
+                ));
+            }
+            self.may_run(&before, job.job);
+        }
+        self.met.claimed += jobs.len() as u64;
+        let read = self.random.chance(85);
+        for job in jobs {
+            let asked = self.model.jobs[&job.job].asked.clone();
+            let memory = Memory {
+                job: job.job,
+                run: job.run,
+                token: job.token,
+                call: claim.call,
+                attempt: job.attempt,
+                max_attempts: job.max_attempts,
+                epoch_no: self.model.epoch_no,
+                started_at: self.now,
+                until_ms: None,
+                asked: Some(asked),
+            };
+            let daemon = &mut self.daemons[nth];
+            if read && self.mono < daemon.trusted_until {
+                daemon.held.insert(job.job, memory);
+            }
+        }
+    }
+
+    /// No living daemon holds it or has finished it, as far as the daemon has reached this epoch in time.
+    fn may_run(&self, before: &Database, job: JobId) {
+        for daemon in self.daemons.iter().filter(|daemon| !daemon.dead) {
+            let here = daemon.epoch == Some(before.epoch) || self.mono < daemon.trusted_until;
+            if daemon.held.contains_key(&job) {
+                self.fail(&format!(
+                    "job {job} is given out while {} holds it",
+                    daemon.id
+                ));
+            }
+            let finished = daemon.said.iter().any(|(_, memory, end)| {
+                memory.job == job && matches!(end.end, End::Completed | End::Failed { last: true })
+            });
+            if finished && here && !self.reopened.contains(&job) {
+                self.fail(&format!(
+                    "job {job} is given out again, {} has finished it",
+                    daemon.id
+                ));
+            }
+        }
+    }
+
+    /// Says how runs ended. `confirmed`: the answer comes back.
+    pub(crate) fn finish(&mut self, nth: usize, ends: Vec<(Memory, RunEnd)>, confirmed: bool) {
+        let daemon = &mut self.daemons[nth];
+        let Some(epoch) = daemon.epoch else {
+            return;
+        };
+        let id = daemon.id;
+        for (memory, _) in &ends {
+            daemon.held.remove(&memory.job);
+        }
+        let items: Vec<RunEnd> = ends.iter().map(|(_, end)| end.clone()).collect();
+        let answers = self.model.finish(self.now, epoch, &items);
+        let lines = answers.clone().map(|answers| {
+            items
+                .iter()
+                .zip(&answers)
+                .map(|(end, answer)| sql::end_line(end, *answer))
+                .collect()
+        });
+        let statement = sql::finish(&self.names, id, epoch, &items);
+        let done = self.same(&statement, lines);
+        let daemon = &mut self.daemons[nth];
+        let answers = answers.unwrap_or_default();
+        self.met.history += answers
+            .iter()
+            .filter(|it| **it == EndAnswer::History)
+            .count() as u64;
+        for (at, (memory, end)) in ends.into_iter().enumerate() {
+            if done && confirmed {
+                // What was only history was not finished by this run.
+                if answers[at] != EndAnswer::History {
+                    daemon.remember(memory, end);
+                }
+            } else {
+                daemon.unsaid.push((memory, end));
+            }
+        }
+    }
+
+    pub(crate) fn failed_letters(&self) -> Vec<(JobId, Run)> {
+        let failed = |id: &JobId| matches!(&self.model.jobs[id].place, Place::Ended(it) if it.status == Status::Failed);
+        self.model
+            .letters
+            .keys()
+            .filter(|(id, _)| failed(id) || id.0.as_u128() % 3 == 0)
+            .copied()
+            .collect()
+    }
+}

@@ -1,0 +1,533 @@
+//! The choice of the next statement.
+
+use tenure_core::ids::{Call, Epoch, JobId, Run, Token, WorkerId};
+use tenure_core::model::{End, Heartbeat, Hold, Memory, NewJob, Refused, Review, RunEnd, Stop};
+use uuid::Uuid;
+
+use super::play::Play;
+use super::sql;
+
+pub(crate) const JOB_TYPES: [&str; 3] = ["mail", "report", "score"];
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+impl Play<'_> {
+    /// One random statement, or a few that belong together.
+    pub(crate) fn step(&mut self) {
+        let ms = self.random.between(0, 150);
+        self.pass(ms);
+        let nth = self.random.below(self.daemons.len());
+        match self.random.below(100) {
+            0..=15 => self.enqueue_some(),
+            16..=29 => self.by_person(),
+            30..=37 => self.time(),
+            38..=40 => self.unusual(),
+            _ => self.by_daemon(nth),
+        }
+    }
+
+    /// What a daemon does next, by what it knows.
+    fn by_daemon(&mut self, nth: usize) {
+        let daemon = &self.daemons[nth];
+        if daemon.dead || self.mono < daemon.silent_until {
+            return;
+        }
+        if daemon.epoch.is_none() {
+            return self.register(nth);
+        }
+        // It learns of another epoch by a refusal, and of that at any call.
+        if daemon.epoch != Some(self.model.epoch) || !self.model.here {
+            if self.random.chance(20) {
+                self.beat(nth, false);
+            }
+            return self.attach(nth);
+        }
+        let trusted = self.mono < daemon.trusted_until;
+        match self.random.below(100) {
+            0..=24 => self.beat(nth, false),
+            25..=54 if trusted => self.claim(nth),
+            55..=89 => self.finish_some(nth),
+            90..=92 => self.hold_one(nth),
+            93 => self.attach(nth),
+            94 => self.assert_lease(nth),
+            95 => self.repeat(nth),
+            96 => self.restart(nth),
+            97 => self.leave(nth),
+            98 => self.beat(nth, true),
+            _ => self.beat(nth, false),
+        }
+    }
+
+    fn new_job(&mut self) -> NewJob {
+        let known = self
+            .random
+            .pick(&self.jobs)
+            .filter(|_| self.random.chance(6));
+        let fresh = self
+            .random
+            .chance(30)
+            .then(|| JobId(self.random.uuid_v7(self.now)));
+        NewJob {
+            id: known.or(fresh),
+            job_type: self.random.pick(&JOB_TYPES).unwrap().to_owned(),
+            tenant: if self.random.chance(80) {
+                "default"
+            } else {
+                "other"
+            }
+            .to_owned(),
+            priority: i32::try_from(self.random.between(-1, 1)).unwrap(),
+            run_at: self
+                .random
+                .chance(20)
+                .then(|| self.now + self.random.between(-2_000, 20_000)),
+            unique_key: self
+                .random
+                .chance(30)
+                .then(|| self.random.pick(&KEYS).unwrap().to_owned()),
+            max_attempts: self
+                .random
+                .chance(50)
+                .then(|| i32::try_from(self.random.between(1, 3)).unwrap()),
+        }
+    }
+
+    fn enqueue_some(&mut self) {
+        let count = if self.random.chance(60) {
+            1
+        } else {
+            self.random.between(0, 5)
+        };
+        let mut jobs: Vec<NewJob> = (0..count).map(|_| self.new_job()).collect();
+        if jobs.len() > 1 && self.random.chance(20) {
+            // The same id twice in one batch.
+            let id = Some(JobId(self.random.uuid_v7(self.now)));
+            let (one, other) = (self.random.below(jobs.len()), self.random.below(jobs.len()));
+            jobs[one].id = id;
+            jobs[other].id = id;
+        }
+        if self.random.chance(4)
+            && let Some(job) = jobs.first_mut()
+        {
+            match self.random.below(3) {
+                0 => job.max_attempts = Some(0),
+                1 => job.unique_key = Some(String::new()),
+                _ => job.job_type = "mail*".to_owned(),
+            }
+        }
+        let ids = self.model.enqueue(self.now, &jobs);
+        let statement = match &jobs[..] {
+            [job] if self.random.chance(50) => sql::enqueue(&self.names, job),
+            [job] if self.random.chance(30) => sql::insert(&self.names, job),
+            jobs => sql::enqueue_many(&self.names, jobs),
+        };
+        match ids {
+            Ok(ids) => {
+                let rows = self
+                    .rows(&statement)
+                    .unwrap_or_else(|code| self.fail(&code));
+                let names: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+                self.bind(&names, &rows);
+                self.jobs.extend(ids);
+            }
+            Err(refused) => {
+                self.same(&statement, Err(refused));
+            }
+        }
+    }
+
+    fn end(&mut self, memory: &Memory) -> RunEnd {
+        let end = match self.random.below(10) {
+            0..=3 => End::Completed,
+            4..=5 => End::Failed {
+                last: self.random.chance(30),
+            },
+            6..=7 => End::Released,
+            _ => End::Snoozed,
+        };
+        let mut follow_ups = Vec::new();
+        if end == End::Completed && self.random.chance(25) {
+            for _ in 0..self.random.between(1, 2) {
+                let id = JobId(self.random.uuid_v7(self.now));
+                let unique_key = None;
+                follow_ups.push(NewJob {
+                    id: Some(id),
+                    unique_key,
+                    ..self.new_job()
+                });
+                self.jobs.push(id);
+            }
+        }
+        RunEnd {
+            job: memory.job,
+            run: memory.run,
+            token: memory.token,
+            end,
+            delay: if self.random.chance(50) {
+                0
+            } else {
+                self.random.between(1, 5_000)
+            },
+            result: (end == End::Completed).then(|| self.random.between(1, 99).to_string()),
+            follow_ups,
+        }
+    }
+
+    fn finish_some(&mut self, nth: usize) {
+        let daemon = &mut self.daemons[nth];
+        // What had no answer is said again first, in a batch of its own or with the rest.
+        let mut ends = std::mem::take(&mut daemon.unsaid);
+        let held: Vec<Memory> = daemon.held.values().cloned().collect();
+        for memory in held {
+            if ends.len() < 4 && self.random.chance(60) {
+                let end = self.end(&memory);
+                ends.push((memory, end));
+            }
+        }
+        if !ends.is_empty() {
+            let confirmed = self.random.chance(85);
+            self.finish(nth, ends, confirmed);
+        }
+    }
+
+    /// A statement that was answered long ago comes again, as from a connection that hung, or one that nobody may make.
+    fn repeat(&mut self, nth: usize) {
+        let daemon = &self.daemons[nth];
+        let (id, Some(epoch)) = (daemon.id, daemon.epoch) else {
+            return;
+        };
+        let Some((_, memory, mut end)) = self.random.pick(&daemon.said) else {
+            return;
+        };
+        match self.random.below(4) {
+            0 => end.token = Token(self.random.uuid()),
+            1 => end.run = Run(end.run.0 + 1),
+            2 => {
+                end = RunEnd {
+                    follow_ups: end.follow_ups.clone(),
+                    ..self.end(&memory)
+                }
+            }
+            _ => {}
+        }
+        if self
+            .model
+            .jobs
+            .get(&end.job)
+            .is_some_and(|job| job.run == end.run)
+            && self.random.chance(50)
+        {
+            return;
+        }
+        let answers = self
+            .model
+            .finish(self.now, epoch, std::slice::from_ref(&end));
+        let lines =
+            answers.map(|answers| answers.iter().map(|it| sql::end_line(&end, *it)).collect());
+        let statement = sql::finish(&self.names, id, epoch, std::slice::from_ref(&end));
+        self.same(&statement, lines);
+    }
+
+    fn hold_one(&mut self, nth: usize) {
+        let daemon = &self.daemons[nth];
+        let (id, Some(epoch)) = (daemon.id, daemon.epoch) else {
+            return;
+        };
+        let held: Vec<Memory> = daemon.held.values().cloned().collect();
+        let Some(memory) = self.random.pick(&held) else {
+            return;
+        };
+        let for_ms = self.random.between(0, 4) * 2_500;
+        let holds = [Hold {
+            job: memory.job,
+            token: memory.token,
+            for_ms,
+        }];
+        let answers = self.model.hold(self.now, epoch, &holds);
+        let lines = answers.map(|answers| {
+            let word = |held: bool| if held { "done" } else { "history" };
+            vec![format!("{} {}", memory.job, word(answers[0]))]
+        });
+        if self.same(&sql::hold(&self.names, id, epoch, &holds), lines) && for_ms > 0 {
+            // The handler lives elsewhere from now on, and the daemon does not speak for it.
+            self.daemons[nth].held.remove(&memory.job);
+        }
+    }
+
+    fn assert_lease(&mut self, nth: usize) {
+        let held: Vec<Memory> = self.daemons[nth].held.values().cloned().collect();
+        let Some(memory) = self.random.pick(&held) else {
+            return;
+        };
+        let token = if self.random.chance(70) {
+            memory.token
+        } else {
+            Token(self.random.uuid())
+        };
+        let lines = self
+            .model
+            .assert_lease(memory.job, token)
+            .map(|()| vec![String::new()]);
+        let (job, token) = (
+            self.names.database(memory.job.0),
+            self.names.database(token.0),
+        );
+        self.same(&format!("SELECT assert_lease('{job}', '{token}')"), lines);
+    }
+
+    /// The process dies. Another one starts on its state_dir, now or never.
+    fn restart(&mut self, nth: usize) {
+        self.note(format!("  -- {} dies", self.daemons[nth].id));
+        let id = WorkerId(self.random.uuid());
+        let next = self.daemons[nth].successor(id);
+        if self.random.chance(60) {
+            self.daemons[nth] = next;
+        } else {
+            let other = self.new_daemon();
+            self.daemons[nth] = other;
+        }
+    }
+
+    /// A drain: its handlers are dead and it gives all back, but for some that a kill left over.
+    fn leave(&mut self, nth: usize) {
+        if self.random.chance(70) {
+            let held: Vec<Memory> = self.daemons[nth].held.values().cloned().collect();
+            let released = held.iter().map(|it| {
+                let end = RunEnd {
+                    end: End::Released,
+                    result: None,
+                    follow_ups: Vec::new(),
+                    ..self.end(it)
+                };
+                (it.clone(), end)
+            });
+            let released: Vec<_> = released.collect();
+            self.finish(nth, released, true);
+        }
+        let daemon = &self.daemons[nth];
+        let (id, Some(epoch)) = (daemon.id, daemon.epoch) else {
+            return;
+        };
+        let left = self.model.deregister(self.now, id, epoch);
+        let (name, lines) = (
+            self.names.database(epoch.0),
+            left.map(|()| vec![String::new()]),
+        );
+        self.same(
+            &format!("SELECT deregister_worker('{id}', '{name}')"),
+            lines,
+        );
+        let other = self.new_daemon();
+        self.daemons[nth] = other;
+    }
+
+    fn by_person(&mut self) {
+        let Some(job) = self.random.pick(&self.jobs) else {
+            return;
+        };
+        let word = |answer: Result<&'static str, Refused>| answer.map(|it| vec![it.to_owned()]);
+        match self.random.below(20) {
+            0..=3 => {
+                let answer = self.model.stop(job, Stop::Cancel);
+                self.same(&sql::stop(&self.names, job, Stop::Cancel), word(answer));
+            }
+            4..=5 => {
+                let answer = self.model.stop(job, Stop::Dead);
+                self.same(&sql::stop(&self.names, job, Stop::Dead), word(answer));
+            }
+            6..=7 => {
+                let answer = self.model.complete_manually(job);
+                self.same(&sql::stop(&self.names, job, Stop::Complete), word(answer));
+            }
+            8..=11 => {
+                let ended: Vec<JobId> = self
+                    .jobs
+                    .iter()
+                    .copied()
+                    .filter(|id| {
+                        self.model.jobs.get(id).is_some_and(|it| {
+                            matches!(it.place, tenure_core::model::Place::Ended(_))
+                        })
+                    })
+                    .collect();
+                let job = self
+                    .random
+                    .pick(&ended)
+                    .filter(|_| self.random.chance(80))
+                    .unwrap_or(job);
+                let answer = self.model.retry(job);
+                self.reopened.extend(answer.is_ok().then_some(job));
+                let id = self.names.database(job.0);
+                self.same(
+                    &format!("SELECT retry('{id}')"),
+                    word(answer.map(|()| "pending")),
+                );
+            }
+            12..=16 => self.review_one(),
+            17 => {
+                let job_type = self.random.pick(&JOB_TYPES).unwrap();
+                self.model.pause(job_type);
+                self.same(
+                    &format!("SELECT pause('{job_type}')"),
+                    Ok(vec![String::new()]),
+                );
+            }
+            _ => {
+                let job_type = self.random.pick(&JOB_TYPES).unwrap();
+                let answer = self.model.resume(job_type).map(|()| vec![String::new()]);
+                self.same(&format!("SELECT resume('{job_type}')"), answer);
+            }
+        }
+    }
+
+    fn review_one(&mut self) {
+        let letters = self.failed_letters();
+        let unknown = self
+            .random
+            .chance(5)
+            .then(|| (JobId(self.random.uuid()), Run(1)));
+        let Some((job, run)) = unknown.or_else(|| self.random.pick(&letters)) else {
+            return;
+        };
+        let review = self
+            .random
+            .pick(&[Review::Retry, Review::Retry, Review::Discard, Review::Fixed])
+            .unwrap();
+        let edit = self
+            .random
+            .chance(25)
+            .then(|| self.random.between(1, 99).to_string());
+        let answer = self.model.review(job, run, review, edit.clone());
+        self.reopened
+            .extend((review == Review::Retry && answer.is_ok()).then_some(job));
+        let statement = sql::review(&self.names, job, run, review, edit.as_deref());
+        self.same(&statement, answer.map(|it| vec![it.to_owned()]));
+    }
+
+    pub(crate) fn sweep(&mut self) {
+        let Some(epoch) = self.random.pick(&self.epochs()) else {
+            return;
+        };
+        let swept = self.model.sweep(self.now, epoch);
+        if let Ok(swept) = swept {
+            self.met.lost_workers += swept.lost as u64;
+            self.met.recovered += swept.recovered as u64;
+        }
+        let name = self.names.database(epoch.0);
+        let lines = swept.map(|it| {
+            let swept = if it.swept { "t" } else { "f" };
+            vec![format!(
+                "{swept} {} {} {}",
+                it.promoted, it.recovered, it.lost
+            )]
+        });
+        self.same(
+            &format!("SELECT swept, promoted, recovered, lost FROM sweep('{name}')"),
+            lines,
+        );
+    }
+
+    /// The epochs that living daemons know.
+    fn epochs(&self) -> Vec<Epoch> {
+        let awake = self
+            .daemons
+            .iter()
+            .filter(|it| !it.dead && self.mono >= it.silent_until);
+        awake.filter_map(|it| it.epoch).collect()
+    }
+
+    fn time(&mut self) {
+        match self.random.below(12) {
+            0..=4 => {
+                let ms = self.random.between(300, 2_900);
+                self.pass(ms);
+                self.sweep();
+            }
+            5..=6 => {
+                if let Some(epoch) = self.random.pick(&self.epochs()) {
+                    let promoted = self
+                        .model
+                        .promote(self.now, epoch)
+                        .map(|it| vec![it.to_string()]);
+                    let name = self.names.database(epoch.0);
+                    self.same(&format!("SELECT promoted FROM promote('{name}')"), promoted);
+                }
+            }
+            7..=8 => {
+                // A time without trouble, in which some daemons beat and others do not.
+                let beating: Vec<bool> = self
+                    .daemons
+                    .iter()
+                    .map(|_| self.random.chance(50))
+                    .collect();
+                for _ in 0..self.random.between(2, 6) {
+                    let ms = self.random.between(1_000, 3_000);
+                    self.pass(ms);
+                    self.sweep();
+                    for (nth, beats) in beating.iter().enumerate() {
+                        let daemon = &self.daemons[nth];
+                        let current = daemon.epoch == Some(self.model.epoch) && self.model.here;
+                        if *beats && !daemon.dead && current && self.mono >= daemon.silent_until {
+                            self.beat(nth, false);
+                        }
+                    }
+                }
+            }
+            9 => {
+                // Nobody reaches the server, or it is frozen.
+                let ms = self.random.between(3_001, 40_000);
+                self.pass(ms);
+                self.sweep();
+            }
+            10 => {
+                // Somebody sets the server's clock.
+                self.now += self.random.between(-60_000, 60_000);
+                self.sweep();
+            }
+            _ => self.pass(1_000),
+        }
+    }
+
+    /// Calls that a well-behaved daemon never makes.
+    fn unusual(&mut self) {
+        let nth = self.random.below(self.daemons.len());
+        let (id, epoch) = (self.daemons[nth].id, self.model.epoch);
+        match self.random.below(3) {
+            0 => {
+                let unknown = WorkerId(self.random.uuid());
+                let said = Heartbeat {
+                    beat: 0,
+                    settled: Call(0),
+                    open: Vec::new(),
+                    draining: false,
+                };
+                let answer = self.model.heartbeat(self.now, unknown, epoch, &said);
+                let lines = answer.map(|it| sql::heartbeat_lines(&it));
+                self.same(
+                    &sql::plain_beat(&self.names, unknown, epoch, Call(0)),
+                    lines,
+                );
+            }
+            1 => {
+                let wrong = Epoch(self.random.uuid());
+                let said = Heartbeat {
+                    beat: 0,
+                    settled: Call(0),
+                    open: Vec::new(),
+                    draining: false,
+                };
+                let answer = self.model.heartbeat(self.now, id, wrong, &said);
+                let lines = answer.map(|it| sql::heartbeat_lines(&it));
+                self.same(&sql::plain_beat(&self.names, id, wrong, Call(0)), lines);
+            }
+            _ => {
+                let bad = tenure_core::model::Registration {
+                    lease_ttl: 5_000,
+                    heartbeat: 2_000,
+                };
+                let other = WorkerId(self.random.uuid());
+                let answer = self.model.register(self.now, other, bad);
+                self.same(&sql::register(other, bad), answer.map(|_| Vec::new()));
+            }
+        }
+    }
+}
