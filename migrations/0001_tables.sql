@@ -10,6 +10,7 @@
 --   2  its entry in ready has a row in requeued (only meaningful in ready)
 --   4  a person edited its data (a row in edit)
 --   8  its insert into ready asks for a wake-up (only meaningful in ready)
+--  16  it came with an id of its own while workers re-attached (only meaningful in ready, and in that window)
 
 -- gen_random_uuid() is part of PostgreSQL from version 13 on.
 DO $$

@@ -39,9 +39,10 @@ CREATE TYPE new_job AS (
   id uuid, labels jsonb, options jsonb
 );
 
--- What is wrong with a job that somebody wants to enqueue; NULL: nothing.
-CREATE FUNCTION fault_of(j new_job) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT CASE
+-- What is wrong with the first bad one of jobs that somebody wants to enqueue; NULL: nothing. All in one statement: a function
+-- called for each row would cost more than the rest of the enqueue.
+CREATE FUNCTION fault_in(p_jobs new_job[]) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT x.fault FROM (SELECT CASE
     WHEN j.job_type IS NULL THEN 'job_type is missing'
     WHEN length(j.job_type) NOT BETWEEN 1 AND 200 OR j.job_type ~ '[[:cntrl:]]|^[[:space:]]|[[:space:]]$' THEN
       'job_type ' || quote_literal(left(j.job_type, 60)) || ' must have 1 to 200 printable characters and no space at either end'
@@ -58,46 +59,49 @@ CREATE FUNCTION fault_of(j new_job) RETURNS text LANGUAGE sql STABLE AS $$
     WHEN j.options <> '{}' AND j.options - '{notify,traceparent}'::text[] <> '{}' THEN
       'options has unknown keys: ' || (j.options - '{notify,traceparent}'::text[])::text || ' (known: notify, traceparent)'
     WHEN jsonb_typeof(j.options -> 'notify') <> 'boolean' THEN 'options.notify must be true or false'
-    WHEN j.id IS NOT NULL AND (get_byte(uuid_send(j.id), 6) >> 4 <> 7 OR get_byte(uuid_send(j.id), 8) >> 6 <> 2) THEN
+    WHEN j.id IS NULL THEN NULL
+    WHEN get_byte(uuid_send(j.id), 6) >> 4 <> 7 OR get_byte(uuid_send(j.id), 8) >> 6 <> 2 THEN
       'id ' || j.id || ' is not a UUIDv7; make one with tenure.uuid_v7() or leave it out'
     WHEN j.id > uuid_v7('ffffffff-ffff-4fff-bfff-ffffffffffff', now() + interval '1 day') THEN
       'id ' || j.id || ' is a UUIDv7 of more than a day in the future: the clock that made it is wrong'
-  END
+  END AS fault FROM unnest(p_jobs) j) x WHERE x.fault IS NOT NULL LIMIT 1
 $$;
-COMMENT ON FUNCTION fault_of(new_job) IS 'What is wrong with a job to be enqueued, or NULL.';
+COMMENT ON FUNCTION fault_in(new_job[]) IS 'What is wrong with jobs to be enqueued, or NULL.';
 
 CREATE FUNCTION put_jobs(p_jobs new_job[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
-  v_fault text;
+  v_fault text := fault_in(p_jobs);
   v_ids uuid[];
   v_keyed boolean;
-  r record;
+  v_tenants text[];
+  v_types text[];
+  -- Until all workers have re-attached, an enqueue with an id may repeat one that was lost, of a job that a worker still holds.
+  v_doubtful uuid[] := CASE WHEN NOT EXISTS (SELECT FROM cluster c JOIN here h ON h.epoch = c.epoch WHERE c.gate = 'open')
+    THEN ARRAY(SELECT j.id FROM unnest(p_jobs) j WHERE j.id IS NOT NULL) END;
 BEGIN
-  SELECT f INTO v_fault FROM unnest(p_jobs) j, LATERAL fault_of(j) f WHERE f IS NOT NULL LIMIT 1;
-  IF FOUND THEN
+  IF v_fault IS NOT NULL THEN
     PERFORM refuse('TN007', v_fault);
   END IF;
-  PERFORM assert_tenants(ARRAY(SELECT DISTINCT coalesce(j.tenant, 'default') FROM unnest(p_jobs) j));
+  SELECT array_agg(coalesce(j.id, uuid_v7()) ORDER BY j.n), bool_or(j.unique_key IS NOT NULL),
+    array_agg(DISTINCT coalesce(j.tenant, 'default')), array_agg(DISTINCT j.job_type)
+    INTO v_ids, v_keyed, v_tenants, v_types
+    FROM unnest(p_jobs) WITH ORDINALITY j(job_type, data, priority, run_at, tenant, unique_key, max_attempts, timeout, id, labels, options, n);
+  PERFORM assert_tenants(v_tenants);
   -- The transaction has its number before it draws a position: only so may claimers trust that whoever drew a position lower
   -- than one they see was already running then (see settle_marks).
   PERFORM txid_current();
-  FOR r IN SELECT DISTINCT j.job_type FROM unnest(p_jobs) j
-    WHERE NOT EXISTS (SELECT FROM lane l WHERE l.job_type = j.job_type AND l.shard = 'default') ORDER BY 1
-  LOOP
-    PERFORM lane_of(r.job_type);
-  END LOOP;
-  SELECT array_agg(coalesce(j.id, uuid_v7()) ORDER BY j.n), bool_or(j.unique_key IS NOT NULL) INTO v_ids, v_keyed
-    FROM unnest(p_jobs) WITH ORDINALITY j(job_type, data, priority, run_at, tenant, unique_key, max_attempts, timeout, id, labels, options, n);
+  PERFORM lane_of(t.job_type) FROM unnest(v_types) t(job_type)
+    WHERE NOT EXISTS (SELECT FROM lane l WHERE l.job_type = t.job_type AND l.shard = 'default');
   IF v_keyed THEN
     v_ids := take_keys(p_jobs, v_ids);
   END IF;
   WITH input AS MATERIALIZED (
     -- Of several with one id, and of those whose key another job owns, only the first that has its own id is put in.
-    SELECT DISTINCT ON (i.id) i.id, j.*, coalesce(j.run_at, '-infinity') <= now() AS due, l.lane
-    FROM unnest(p_jobs) WITH ORDINALITY j(job_type, data, priority, run_at, tenant, unique_key, max_attempts, timeout, given, labels, options, n)
-    JOIN unnest(v_ids) WITH ORDINALITY i(id, n) USING (n)
+    SELECT DISTINCT ON (j.own_id) j.own_id AS id, j.*, coalesce(j.run_at, '-infinity') <= now() AS due, l.lane
+    FROM ROWS FROM (unnest(p_jobs), unnest(v_ids)) WITH ORDINALITY
+      j(job_type, data, priority, run_at, tenant, unique_key, max_attempts, timeout, given, labels, options, own_id, n)
     JOIN lane l ON l.job_type = j.job_type AND l.shard = 'default'
-    ORDER BY i.id, j.n
+    ORDER BY j.own_id, j.n
   ), placed AS (
     SELECT o.*, CASE WHEN o.due THEN nextval('ready_pos') END AS pos FROM (SELECT * FROM input ORDER BY n) o
   ), new AS (
@@ -112,7 +116,8 @@ BEGIN
     INSERT INTO ready (lane, priority, pos, id, run, attempts, flags, ready_at)
     SELECT lane, priority, pos, id, 0, 0,
       CASE WHEN unique_key IS NULL THEN 0 ELSE 1 END
-      | CASE WHEN row_number() OVER (PARTITION BY lane ORDER BY pos) = 1 AND options -> 'notify' IS DISTINCT FROM 'false' THEN 8 ELSE 0 END,
+      | CASE WHEN row_number() OVER (PARTITION BY lane ORDER BY pos) = 1 AND options -> 'notify' IS DISTINCT FROM 'false' THEN 8 ELSE 0 END
+      | CASE WHEN id = ANY (v_doubtful) THEN 16 ELSE 0 END,
       now()
     FROM new WHERE pos IS NOT NULL
   )
@@ -131,20 +136,28 @@ COMMENT ON FUNCTION put_jobs(new_job[]) IS 'Puts jobs in and returns an id for e
 CREATE FUNCTION take_keys(p_jobs new_job[], p_ids uuid[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
   v_ids uuid[] := p_ids;
+  -- Of several with one id the first counts, and all get its answer.
+  v_first int[] := ARRAY(SELECT min(i.n::int) OVER (PARTITION BY i.id) FROM unnest(p_ids) WITH ORDINALITY i(id, n) ORDER BY i.n);
   v_owner uuid;
   r record;
 BEGIN
   -- Sorted, so that two transactions with the same keys cannot wait for each other in a circle.
   FOR r IN
-    SELECT j.job_type, coalesce(j.tenant, 'default') AS tenant, j.unique_key, j.n::int AS n
+    SELECT j.job_type, coalesce(j.tenant, 'default') AS tenant, j.unique_key, j.n::int AS n, j.id IS NOT NULL AS given
     FROM unnest(p_jobs) WITH ORDINALITY j(job_type, data, priority, run_at, tenant, unique_key, max_attempts, timeout, id, labels, options, n)
     WHERE j.unique_key IS NOT NULL ORDER BY 1, 2, 3, 4
   LOOP
     -- A repeated id is answered by itself, also when the job ended long ago and its key has another owner.
-    CONTINUE WHEN EXISTS (SELECT FROM job WHERE id = v_ids[r.n]);
+    CONTINUE WHEN v_first[r.n] < r.n OR EXISTS (SELECT FROM job WHERE id = v_ids[r.n]);
     LOOP
       INSERT INTO key_owner (job_type, tenant, key, id) VALUES (r.job_type, r.tenant, r.unique_key, v_ids[r.n]) ON CONFLICT DO NOTHING;
-      EXIT WHEN FOUND;
+      IF FOUND THEN
+        -- A job of this id was put in, and has ended, while we waited for its key: it needs the key no more.
+        IF r.given THEN
+          DELETE FROM key_owner k WHERE k.job_type = r.job_type AND k.tenant = r.tenant AND k.key = r.unique_key AND EXISTS (SELECT FROM job WHERE id = v_ids[r.n]);
+        END IF;
+        EXIT;
+      END IF;
       SELECT k.id INTO v_owner FROM key_owner k WHERE k.job_type = r.job_type AND k.tenant = r.tenant AND k.key = r.unique_key;
       IF FOUND THEN
         v_ids[r.n] := v_owner;
@@ -152,7 +165,7 @@ BEGIN
       END IF;  -- the owner ended between the two statements
     END LOOP;
   END LOOP;
-  RETURN v_ids;
+  RETURN ARRAY(SELECT v_ids[f.first] FROM unnest(v_first) WITH ORDINALITY f(first, n) ORDER BY f.n);
 END $$;
 
 CREATE FUNCTION enqueue(

@@ -181,7 +181,7 @@ DECLARE
   v_epoch_no bigint := assert_epoch(p_epoch);
   v_worker worker;
   v_cluster cluster;
-  v_after bigint := 0;      -- in a window only rows beyond this position, and none with a unique key
+  v_after bigint := 0;      -- in a window only rows beyond this position, and none with a unique key or a doubtful id
   v_not smallint := 0;
   v_total int := coalesce(p_total, (SELECT sum(x) FROM unnest(p_limits) x), 0);
   v_segments segment[];
@@ -204,7 +204,7 @@ BEGIN
   END IF;
   IF v_cluster.gate = 'window' THEN
     v_after := v_cluster.mark;
-    v_not := 1;
+    v_not := 1 | 16;
   END IF;
   v_segments := claim_plan(p_lanes, p_limits, v_total, p_mark_lanes, p_mark_priorities, p_marks, v_after, v_not);
   RETURN QUERY

@@ -13,9 +13,9 @@ BEGIN
     RETURNING *
   ), queued AS (
     INSERT INTO ready (lane, priority, pos, id, run, attempts, flags, ready_at)
-    SELECT d.lane, d.priority, nextval('ready_pos'), d.id, d.run, d.attempts,
+    SELECT d.lane, d.priority, d.pos, d.id, d.run, d.attempts,
       d.flags & 5 | 2 | CASE WHEN row_number() OVER (PARTITION BY d.lane) <= 4 THEN 8 ELSE 0 END, greatest(d.due, now() - interval '1 day')
-    FROM (SELECT * FROM due ORDER BY due) d RETURNING id, lane, priority, pos
+    FROM (SELECT o.*, nextval('ready_pos') AS pos FROM (SELECT * FROM due ORDER BY due) o) d RETURNING id, lane, priority, pos
   )
   INSERT INTO requeued (id, lane, priority, pos) SELECT q.id, q.lane, q.priority, q.pos FROM queued q;
   GET DIAGNOSTICS v_moved = ROW_COUNT;

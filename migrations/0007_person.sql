@@ -164,7 +164,7 @@ BEGIN
     PERFORM refuse('TN006', format('job %s is %s', d.job_id, coalesce(o.status, status_of(d.job_id))));
   END IF;
   IF action = 'retry' THEN
-    v_fault := fault_of(ROW('x', data, 0, NULL, 'x', NULL, NULL, NULL, NULL, '{}', '{}')::new_job);
+    v_fault := fault_in(ARRAY[ROW('x', data, 0, NULL, 'x', NULL, NULL, NULL, NULL, '{}', '{}')::new_job]);
     IF v_fault IS NOT NULL THEN PERFORM refuse('TN007', v_fault); END IF;
     PERFORM run_again(o, reviewer, note, data);
     RETURN 'pending';
@@ -212,7 +212,8 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM refuse('TN005', format('no job of type %L was ever enqueued or paused', job_type));
   END IF;
-  PERFORM wake_one(ARRAY(SELECT l.lane FROM lane l WHERE l.job_type = resume.job_type));
+  -- All of them, whether they sleep now or not: one may fall asleep before this commits.
+  PERFORM pg_notify(worker_channel(w.id), 'work') FROM worker w WHERE w.status = 'live';
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION resume(text, jsonb) IS 'Ends a pause.';
 

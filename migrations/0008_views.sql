@@ -114,7 +114,7 @@ CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'TN007', MESSAGE = 'jobs cannot be changed by ' || TG_OP,
     HINT = 'Use the functions cancel, retry, review_dead_letter, complete_manually, move_to_dead_letter.';
-END $$;
+END $$ SET search_path FROM CURRENT;
 CREATE TRIGGER refuse_change INSTEAD OF UPDATE OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION refuse_change();
 
 CREATE VIEW attempts AS

@@ -18,9 +18,10 @@ BEGIN
     -- Functions of a view run with the rights of whoever reads it.
     EXECUTE format('GRANT EXECUTE ON FUNCTION obstacle(int), last_error_of(uuid), tenants_of(name) TO %I', v_role);
     CONTINUE WHEN v_role = 'tenure_monitor';
-    EXECUTE format('GRANT SELECT, INSERT ON jobs TO %I', v_role);
+    -- UPDATE and DELETE too, since what refuses them says which function to use.
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON jobs TO %I', v_role);
     SELECT string_agg(p.oid::regprocedure::text, ', ') INTO v_functions FROM pg_proc p
-      WHERE p.pronamespace = v_schema::regnamespace AND (
+      WHERE p.pronamespace = quote_ident(v_schema)::regnamespace AND (
         p.proname IN ('enqueue', 'enqueue_many', 'uuid_v7', 'random_uuid', 'all_deps_completed', 'assert_lease')
         OR v_role IN ('tenure_worker', 'tenure_admin') AND p.proname IN ('open_epoch', 'register_worker', 'heartbeat', 'claim_job_batch', 'settle_marks', 'lanes',
           'set_sleeping', 'finish', 'complete', 'fail', 'release', 'snooze', 'hold', 'reattach', 'sweep', 'promote', 'deregister_worker', 'worker_channel')

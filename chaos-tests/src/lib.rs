@@ -1,1 +1,28 @@
-//! chaos
+//! Daemons, PostgreSQL and handlers as they are in earnest, and what befalls them: kill, stop, crash, freeze.
+//!
+//! A [`Lab`] has a server, a migrated database and as many [`Daemon`]s as a scenario starts, each the real binary with its
+//! own configuration. Their handlers are witnesses (`handlers/witness.sh`): all write to one file. The [`verdict`] is
+//! computed from that file, from the enqueues that were acknowledged and from what the database shows, never from logs.
+//!
+//! Everything waits for states, with one long patience, and fails by panicking, as assertions do.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a rig fails by panicking, and measures by the clock on the wall"
+)]
+
+mod daemon;
+mod lab;
+mod pooler;
+mod proxy;
+pub mod verdict;
+mod witness;
+
+pub use daemon::Daemon;
+pub use lab::{Lab, PATIENCE, enqueue_many};
+pub use pooler::Pooler;
+pub use proxy::Proxy;
+pub use witness::{Line, What, read};

@@ -69,11 +69,28 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = serde_json::json!({
-            "success": false,
-            "data": null,
-            "error": {"code": self.code, "message": self.message, "hint": self.hint},
-        });
+        #[derive(Serialize)]
+        struct Bad {
+            success: bool,
+            data: Option<()>,
+            error: Reason,
+        }
+        #[derive(Serialize)]
+        struct Reason {
+            code: &'static str,
+            message: String,
+            hint: Option<String>,
+        }
+        let error = Reason {
+            code: self.code,
+            message: self.message,
+            hint: self.hint,
+        };
+        let body = Bad {
+            success: false,
+            data: None,
+            error,
+        };
         let mut response = as_json((self.status, Json(body)).into_response());
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response

@@ -27,13 +27,23 @@ pub(crate) struct Arguments {
 /// What every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    #[arg(long, global = true, value_name = "FILE", env = "TENURE_CONFIG", help = format!("Configuration [default: {DEFAULT_FILE}]"))]
+    #[arg(long, global = true, help_heading = "Options of every command", value_name = "FILE", env = "TENURE_CONFIG", help = format!("Configuration [default: {DEFAULT_FILE}]"))]
     pub(crate) config: Option<PathBuf>,
     /// Sets one key, over the file and TENURE_SECTION__KEY variables, such as worker.concurrency=4
-    #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Options of every command",
+        value_name = "SECTION.KEY=VALUE"
+    )]
     pub(crate) set: Vec<String>,
     /// A table or one JSON envelope [default: a table on a terminal, tab-separated fields in a pipe]
-    #[arg(long, global = true, value_enum)]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Options of every command",
+        value_enum
+    )]
     pub(crate) output: Option<Format>,
 }
 
@@ -41,6 +51,8 @@ pub(crate) struct Common {
 pub(crate) enum Command {
     /// Claims and runs jobs until it is told to stop
     Run,
+    /// Shows everything on a PostgreSQL of its own, which it starts from the programs on this machine
+    Demo(DemoArguments),
     /// Brings the database's schema to this version, or says where it is
     Migrate(MigrateArguments),
     /// Reads the configuration as `run` does, and prints what is in force
@@ -58,12 +70,43 @@ pub(crate) enum Command {
     Worker(WorkerCommand),
     /// Counts jobs by type
     Stats,
+    /// Measures how fast this database takes and gives jobs, in a schema of its own
+    Bench(BenchArguments),
     /// Ends the handlers of a daemon that died; a daemon starts it
     #[command(hide = true)]
     Guard {
         /// Held for as long as handlers may live.
         lock: Option<std::path::PathBuf>,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// Jobs to put in and to run
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) jobs: i64,
+    /// Bytes of each job's data
+    #[arg(long, default_value_t = 130)]
+    pub(crate) payload: usize,
+    /// Jobs of one enqueue
+    #[arg(long, default_value_t = 200)]
+    pub(crate) batch: usize,
+    /// Connections that enqueue, and of the daemon's pool
+    #[arg(long, default_value_t = 2)]
+    pub(crate) connections: usize,
+    /// Slots of the daemon
+    #[arg(long, default_value_t = 400)]
+    pub(crate) concurrency: u32,
+    /// Single jobs, for the pick-up latency
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(i64).range(10..))]
+    pub(crate) singles: i64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArguments {
+    /// Where everything is kept from one demo to the next [default: /var/tmp/tenure-demo-UID]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) data_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -106,6 +149,7 @@ pub(crate) struct EnqueueArguments {
     /// Runs it at this time, such as 2031-05-01T08:00:00Z
     #[arg(long, value_name = "TIME")]
     pub(crate) run_at: Option<String>,
+    /// Whose job it is
     #[arg(long, default_value = "default")]
     pub(crate) tenant: String,
     /// While a job of this type, tenant and key lives, its id is returned and nothing new is put in

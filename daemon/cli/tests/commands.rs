@@ -313,7 +313,7 @@ fn waiting_ends_with_the_job() {
     assert_eq!(said.code, 1);
     assert!(said.out.contains("cancelled"), "{}", said.out);
     assert!(
-        rest[0].contains(&format!("job {id} is cancelled")),
+        rest[0].contains(&format!("job {id} was cancelled")),
         "{rest:?}"
     );
     let said = house.run(&["job", "wait", &id, "--output", "json"]);

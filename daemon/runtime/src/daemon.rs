@@ -27,6 +27,7 @@ use crate::heart::{self, Heart};
 use crate::journal::{Journal, JournalError};
 use crate::lanes::{Lanes, pools};
 use crate::leases::Leases;
+use crate::service;
 use crate::settings::{self, HandlerKind, Pooler, Settings};
 use crate::speaker::Speaker;
 use crate::stats::Stats;
@@ -156,6 +157,7 @@ impl Daemon {
             }
             None => Default::default(),
         };
+        service::ready();
         if !self.wait_for_database(&mut signals).await? {
             return Ok(Outcome::Clean);
         }
@@ -216,7 +218,15 @@ impl Daemon {
             bench,
             TaskTracker::new(),
         );
-        let mut dispatcher = spawn(dispatcher.run(notes, claims.clone()));
+        let dispatcher = spawn(dispatcher.run(notes, claims.clone()));
+        let told = claims.clone();
+        let dispatcher_failed = async move {
+            let _ = dispatcher.await;
+            // It ends by itself once it was told to and all attempts have ended.
+            if told.is_cancelled() {
+                std::future::pending::<()>().await;
+            }
+        };
         let speaker = Speaker {
             db: self.db.clone(),
             ends: Arc::clone(&ends),
@@ -233,7 +243,7 @@ impl Daemon {
 
         let outcome = tokio::select! {
             outcome = self.until_drained(&mut signals, &drain, &claims, &leases, &ends) => Ok(outcome),
-            _ = &mut dispatcher, if !claims.is_cancelled() => Err(DaemonError::Task("dispatcher")),
+            () = dispatcher_failed => Err(DaemonError::Task("dispatcher")),
             _ = &mut speaker => Err(DaemonError::Task("speaker")),
             _ = &mut sweeper => Err(DaemonError::Task("sweeper")),
         };

@@ -9,6 +9,8 @@ use std::time::Duration;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use tracing::{error, info, warn};
 
+use crate::service;
+
 /// Says what each metric means. Called once, after the recorder was installed.
 pub fn describe() {
     describe_counter!("tenure_jobs_claimed_total", "Jobs claimed by this worker.");
@@ -121,6 +123,7 @@ pub fn unconfirmed(count: usize) {
 
 /// The worker is known to the database.
 pub fn registered(worker: impl std::fmt::Display, epoch_no: i64) {
+    service::status("working");
     info!(%worker, epoch_no, "Registered.");
 }
 

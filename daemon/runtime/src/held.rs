@@ -1,5 +1,7 @@
 //! A claimed job, and what is said of it to the database.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tenure_core::ids::{Call, Token};
@@ -31,12 +33,28 @@ pub(crate) struct Background {
 }
 
 /// The end of a run, complete enough to be said to a database that knows nothing of it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Statement {
     /// How it ended.
-    pub end: RunEnd,
-    /// The rest.
-    pub background: Background,
+    pub(crate) end: RunEnd,
+    /// Written out only when it is needed: in the journal, and in a re-attach.
+    origin: Origin,
+}
+
+#[derive(Debug, Clone)]
+enum Origin {
+    /// A run of this process.
+    Held(Arc<Held>),
+    /// From the journal.
+    Written(Background),
+}
+
+/// A statement as the journal keeps it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Written {
+    /// How it ended.
+    pub(crate) end: RunEnd,
+    background: Background,
 }
 
 impl Held {
@@ -61,6 +79,13 @@ impl Held {
             error: None,
             log_tail: None,
             enqueue: None,
+        }
+    }
+
+    fn said(self: &Arc<Self>, end: RunEnd) -> Statement {
+        Statement {
+            end,
+            origin: Origin::Held(Arc::clone(self)),
         }
     }
 
@@ -111,18 +136,15 @@ impl Held {
 
     /// Not run, or not to its end: given back.
     #[must_use]
-    pub(crate) fn released(&self) -> Statement {
-        Statement {
-            end: self.end(EndKind::Released),
-            background: self.background(),
-        }
+    pub(crate) fn released(self: &Arc<Self>) -> Statement {
+        self.said(self.end(EndKind::Released))
     }
 
     /// What the end of its handler means. `retry_in` is asked for the wait before the next attempt, given what the handler
     /// demands at least.
     #[must_use]
     pub(crate) fn ended(
-        &self,
+        self: &Arc<Self>,
         ended: Ended,
         retry_in: impl FnOnce(Option<std::time::Duration>) -> std::time::Duration,
     ) -> Statement {
@@ -151,10 +173,7 @@ impl Held {
         if kind == EndKind::Completed && !ended.directives.enqueue.is_empty() {
             end.enqueue = RawValue::from_string(follow_ups(&ended.directives.enqueue)).ok();
         }
-        Statement {
-            end,
-            background: self.background(),
-        }
+        self.said(end)
     }
 
     /// For `reattach`: this run goes on.
@@ -174,7 +193,32 @@ impl Statement {
     /// For `reattach`.
     #[must_use]
     pub(crate) fn full(&self) -> String {
-        spliced(&[&json(&self.end), &json(&self.background)])
+        spliced(&[&json(&self.end), &json(&self.background())])
+    }
+
+    /// For the journal.
+    #[must_use]
+    pub(crate) fn written(&self) -> Written {
+        Written {
+            end: self.end.clone(),
+            background: self.background(),
+        }
+    }
+
+    fn background(&self) -> Background {
+        match &self.origin {
+            Origin::Held(held) => held.background(),
+            Origin::Written(background) => background.clone(),
+        }
+    }
+}
+
+impl From<Written> for Statement {
+    fn from(written: Written) -> Self {
+        Self {
+            end: written.end,
+            origin: Origin::Written(written.background),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tenure_core::ids::{Token, WorkerId};
 use thiserror::Error;
 
-use crate::held::Statement;
+use crate::held::{Statement, Written};
 
 /// Rewritten when it has grown beyond this and most of it is confirmed.
 const COMPACT: u64 = 8 * 1024 * 1024;
@@ -40,7 +40,7 @@ pub enum JournalError {
 enum Line {
     /// From here on this worker writes.
     Worker(WorkerId),
-    Ended(Box<Statement>),
+    Ended(Box<Written>),
     Confirmed(Token),
 }
 
@@ -111,7 +111,7 @@ impl Journal {
     /// # Errors
     /// Of the file.
     pub(crate) fn ended(&mut self, statement: &Statement) -> io::Result<()> {
-        self.append(&Line::Ended(Box::new(statement.clone())))
+        self.append(&Line::Ended(Box::new(statement.written())))
     }
 
     /// The database has confirmed the end of this run.
@@ -143,7 +143,7 @@ impl Journal {
         for line in worker
             .map(Line::Worker)
             .into_iter()
-            .chain(open.map(|end| Line::Ended(Box::new(end.clone()))))
+            .chain(open.map(|end| Line::Ended(Box::new(end.written()))))
         {
             size += write(&mut file, &line)?;
         }
@@ -180,7 +180,7 @@ fn read(file: &File) -> io::Result<Legacy> {
             Ok(Line::Worker(worker)) => workers.push(worker),
             Ok(Line::Ended(end)) => {
                 order.push(end.end.token);
-                ends.insert(end.end.token, *end);
+                ends.insert(end.end.token, Statement::from(*end));
             }
             Ok(Line::Confirmed(token)) => drop(ends.remove(&token)),
             Err(_) => {}

@@ -16,6 +16,7 @@ mod journal;
 mod lanes;
 mod leases;
 mod marks;
+mod service;
 pub mod settings;
 mod speaker;
 mod stats;

@@ -37,6 +37,49 @@ pub struct Settings {
     pub log: Log,
 }
 
+impl Settings {
+    /// A daemon that only measures: these handlers in `schema`, on so many connections with so many slots, and nothing else.
+    #[must_use]
+    pub fn for_bench(
+        database: Database,
+        schema: &str,
+        connections: usize,
+        concurrency: u32,
+        handlers: Handlers,
+    ) -> Self {
+        Self {
+            database: Database {
+                schema: schema.to_owned(),
+                pool_size: connections,
+                ..database
+            },
+            worker: Worker {
+                name: "bench".to_owned(),
+                version: String::new(),
+                concurrency,
+                lease_ttl: Duration::from_secs(60),
+                heartbeat: Duration::from_secs(3),
+                state_dir: None,
+                drain_timeout: Duration::from_secs(25),
+                poll_interval: Duration::from_secs(3),
+                max_result: 1 << 20,
+                log_tail: 16 << 10,
+            },
+            pools: Vec::new(),
+            handlers,
+            api: Api {
+                listen: None,
+                token: None,
+                max_body: 4 << 20,
+            },
+            log: Log {
+                format: LogFormat::Auto,
+                level: "info".to_owned(),
+            },
+        }
+    }
+}
+
 /// Where the jobs are, and how to get there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Database {

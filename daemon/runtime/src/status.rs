@@ -9,6 +9,7 @@ use tracing::{error, info};
 
 use crate::clock;
 use crate::events;
+use crate::service;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -22,7 +23,9 @@ impl Status {
     /// A heartbeat or registration that was sent at `sent` has been answered.
     pub fn confirmed(&self, sent: Mono) {
         *lock(&self.confirmed) = Some(sent);
+        service::alive();
         if let Some((since, _)) = lock(&self.trouble).take() {
+            service::status("working");
             info!(
                 seconds = (clock::now() - since).as_secs_f64(),
                 "The database answers again."
@@ -36,6 +39,7 @@ impl Status {
         let mut trouble = lock(&self.trouble);
         if trouble.as_ref().is_none_or(|(_, before)| *before != text) {
             error!(error = %error, "{what}; trying on.");
+            service::status(&text);
             let since = trouble
                 .as_ref()
                 .map_or_else(clock::now, |(since, _)| *since);
@@ -55,6 +59,7 @@ impl Status {
 
     /// The stop has begun.
     pub fn drain(&self) {
+        service::stopping();
         self.draining.store(true, Ordering::Relaxed);
     }
 

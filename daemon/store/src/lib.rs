@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod error;
+mod look;
 pub mod migrate;
 pub mod person;
 pub mod session;

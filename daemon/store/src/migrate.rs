@@ -218,11 +218,13 @@ impl<'s> Migrator<'s> {
         let start = format!(
             "SET lock_timeout = '{}ms'; SET statement_timeout = 0; BEGIN; \
              SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('tenure migrate'), pg_catalog.hashtext({})); \
-             CREATE SCHEMA IF NOT EXISTS {quoted}; SET LOCAL search_path = {quoted}, pg_temp; SET LOCAL check_function_bodies = on; \
+             DO $migrate$ BEGIN IF pg_catalog.to_regnamespace({}) IS NULL THEN CREATE SCHEMA {quoted}; END IF; END $migrate$; SET LOCAL search_path = {quoted}, pg_temp; SET LOCAL check_function_bodies = on; \
              CREATE TABLE IF NOT EXISTS migration (name text PRIMARY KEY, checksum text NOT NULL, breaking boolean NOT NULL, \
              applied_at timestamptz NOT NULL DEFAULT now())",
             LOCK_TIMEOUT.as_millis(),
-            literal(self.schema)
+            literal(self.schema),
+            // Not CREATE SCHEMA IF NOT EXISTS: that asks for the right to make one also when it is there.
+            literal(quoted)
         );
         let failed = |error| MigrateError::Failed {
             name: migration.name.to_owned(),

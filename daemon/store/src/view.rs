@@ -1,17 +1,14 @@
 //! What people and their programs see of jobs, dead letters, workers and numbers.
 //!
-//! Read from the views of the schema. Data and results pass through as the JSON text that PostgreSQL gives, digits exact;
+//! Read from the views of the schema (see `look`). Data and results pass through as the JSON text that PostgreSQL gives, digits exact;
 //! times are texts in UTC (RFC 3339). Lists leave data and results out.
 
 use serde::ser::Error as _;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use crate::error::StoreError;
-use crate::session::{Parameters, Session};
 use crate::value::RawJson;
 
 /// The statuses of jobs.
@@ -202,139 +199,6 @@ pub struct JobFilter {
     pub limit: i64,
 }
 
-impl Session {
-    /// Lists jobs.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn jobs(&self, filter: &JobFilter) -> Result<Vec<JobLine>, StoreError> {
-        let sql = format!(
-            "SELECT {} FROM %jobs WHERE ($1::text IS NULL OR status = $1) AND ($2::text IS NULL OR job_type = $2) \
-             AND ($3::text IS NULL OR tenant_id = $3) AND ($4::uuid IS NULL OR id < $4) ORDER BY id DESC LIMIT $5",
-            job_line_columns()
-        );
-        let parameters: Parameters<'_> = &[
-            (&filter.status, Type::TEXT),
-            (&filter.job_type, Type::TEXT),
-            (&filter.tenant, Type::TEXT),
-            (&filter.before, Type::UUID),
-            (&filter.limit, Type::INT8),
-        ];
-        self.read("list jobs", &sql, parameters, job_line).await
-    }
-
-    /// Everything about one job.
-    ///
-    /// # Errors
-    /// `Refused` (TN005) when there is none.
-    pub async fn job(&self, id: Uuid) -> Result<Job, StoreError> {
-        let columns = format!("{}, shard, labels, data, result", job_line_columns());
-        let sql = format!("SELECT {columns} FROM %jobs WHERE id = $1");
-        let history = format!(
-            "SELECT attempt, worker_id, {}, {}, outcome, applied, exit_code, http_status, error, log_tail \
-             FROM %attempts WHERE job_id = $1 ORDER BY run, attempts.finished_at",
-            time("started_at"),
-            time("finished_at"),
-        );
-        let mut jobs = self
-            .read("show job", &sql, &[(&id, Type::UUID)], job)
-            .await?;
-        let mut job = jobs.pop().ok_or_else(|| missing("job", id))?;
-        job.history = self
-            .read("show job", &history, &[(&id, Type::UUID)], attempt)
-            .await?;
-        Ok(job)
-    }
-
-    /// How a job stands, for those who wait for its end.
-    ///
-    /// # Errors
-    /// `Refused` (TN005) when there is none.
-    pub async fn ending(&self, id: Uuid) -> Result<Ending, StoreError> {
-        let sql = "SELECT id, status, result, last_error, waiting_for FROM %jobs WHERE id = $1";
-        let mut endings = self.read("wait", sql, &[(&id, Type::UUID)], ending).await?;
-        endings.pop().ok_or_else(|| missing("job", id))
-    }
-
-    /// Lists dead letters, those that wait for review or `all`, the newest first.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn dead_letters(
-        &self,
-        job_type: Option<&str>,
-        all: bool,
-        limit: i64,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
-        let sql = format!(
-            "SELECT {} FROM %dead_letter_jobs WHERE ($1::text IS NULL OR job_type = $1) AND ($2 OR reviewed_at IS NULL) \
-             ORDER BY dead_letter_jobs.failed_at DESC, id LIMIT $3",
-            dead_letter_columns("NULL::jsonb AS data")
-        );
-        let parameters: Parameters<'_> = &[
-            (&job_type, Type::TEXT),
-            (&all, Type::BOOL),
-            (&limit, Type::INT8),
-        ];
-        self.read("list dead letters", &sql, parameters, dead_letter)
-            .await
-    }
-
-    /// One dead letter, by its own id, or the latest of the job with this id.
-    ///
-    /// # Errors
-    /// `Refused` (TN005) when there is none.
-    pub async fn dead_letter_of(&self, id: Uuid) -> Result<DeadLetter, StoreError> {
-        let sql = format!(
-            "SELECT {} FROM %dead_letter_jobs WHERE id = $1 OR original_job_id = $1 \
-             ORDER BY dead_letter_jobs.failed_at DESC LIMIT 1",
-            dead_letter_columns("data")
-        );
-        let mut letters = self
-            .read("show dead letter", &sql, &[(&id, Type::UUID)], dead_letter)
-            .await?;
-        letters.pop().ok_or_else(|| missing("dead letter", id))
-    }
-
-    /// Lists workers, those that run or `all` that are known.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn workers(&self, all: bool) -> Result<Vec<WorkerLine>, StoreError> {
-        let sql = format!(
-            "SELECT id, name, version, status, {}, {}, in_flight, concurrency, job_types FROM %workers \
-             WHERE $1 OR status IN ('live', 'draining') ORDER BY workers.started_at, id",
-            time("started_at"),
-            time("last_heartbeat"),
-        );
-        self.read("list workers", &sql, &[(&all, Type::BOOL)], worker)
-            .await
-    }
-
-    /// The numbers of each job type, in the order of their names.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn numbers(&self) -> Result<Vec<Numbers>, StoreError> {
-        let sql = "SELECT job_type, pending_count, running_count, failed_count, avg_duration_sec, oldest_pending_age_sec \
-                   FROM %queue_metrics ORDER BY job_type";
-        self.read("stats", sql, &[], numbers).await
-    }
-
-    async fn read<T>(
-        &self,
-        what: &'static str,
-        sql: &str,
-        parameters: Parameters<'_>,
-        one: fn(&Row) -> Result<T, tokio_postgres::Error>,
-    ) -> Result<Vec<T>, StoreError> {
-        let rows = self.rows(what, sql, parameters).await?;
-        rows.iter()
-            .map(|row| one(row).map_err(StoreError::from))
-            .collect()
-    }
-}
-
 /// As the very text that PostgreSQL gave: no number passes through a float.
 impl Serialize for RawJson {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -344,7 +208,7 @@ impl Serialize for RawJson {
     }
 }
 
-fn job_line(row: &Row) -> Result<JobLine, tokio_postgres::Error> {
+pub(crate) fn job_line(row: &Row) -> Result<JobLine, tokio_postgres::Error> {
     Ok(JobLine {
         id: row.try_get("id")?,
         job_type: row.try_get("job_type")?,
@@ -364,7 +228,7 @@ fn job_line(row: &Row) -> Result<JobLine, tokio_postgres::Error> {
     })
 }
 
-fn job(row: &Row) -> Result<Job, tokio_postgres::Error> {
+pub(crate) fn job(row: &Row) -> Result<Job, tokio_postgres::Error> {
     Ok(Job {
         line: job_line(row)?,
         shard: row.try_get("shard")?,
@@ -375,7 +239,7 @@ fn job(row: &Row) -> Result<Job, tokio_postgres::Error> {
     })
 }
 
-fn attempt(row: &Row) -> Result<Attempt, tokio_postgres::Error> {
+pub(crate) fn attempt(row: &Row) -> Result<Attempt, tokio_postgres::Error> {
     Ok(Attempt {
         attempt: row.try_get("attempt")?,
         worker_id: row.try_get("worker_id")?,
@@ -390,7 +254,7 @@ fn attempt(row: &Row) -> Result<Attempt, tokio_postgres::Error> {
     })
 }
 
-fn ending(row: &Row) -> Result<Ending, tokio_postgres::Error> {
+pub(crate) fn ending(row: &Row) -> Result<Ending, tokio_postgres::Error> {
     Ok(Ending {
         id: row.try_get("id")?,
         status: row.try_get("status")?,
@@ -400,7 +264,7 @@ fn ending(row: &Row) -> Result<Ending, tokio_postgres::Error> {
     })
 }
 
-fn dead_letter(row: &Row) -> Result<DeadLetter, tokio_postgres::Error> {
+pub(crate) fn dead_letter(row: &Row) -> Result<DeadLetter, tokio_postgres::Error> {
     Ok(DeadLetter {
         id: row.try_get("id")?,
         original_job_id: row.try_get("original_job_id")?,
@@ -416,7 +280,7 @@ fn dead_letter(row: &Row) -> Result<DeadLetter, tokio_postgres::Error> {
     })
 }
 
-fn worker(row: &Row) -> Result<WorkerLine, tokio_postgres::Error> {
+pub(crate) fn worker(row: &Row) -> Result<WorkerLine, tokio_postgres::Error> {
     Ok(WorkerLine {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -430,7 +294,7 @@ fn worker(row: &Row) -> Result<WorkerLine, tokio_postgres::Error> {
     })
 }
 
-fn numbers(row: &Row) -> Result<Numbers, tokio_postgres::Error> {
+pub(crate) fn numbers(row: &Row) -> Result<Numbers, tokio_postgres::Error> {
     Ok(Numbers {
         job_type: row.try_get("job_type")?,
         pending_count: row.try_get("pending_count")?,
@@ -439,33 +303,4 @@ fn numbers(row: &Row) -> Result<Numbers, tokio_postgres::Error> {
         avg_duration_sec: row.try_get("avg_duration_sec")?,
         oldest_pending_age_sec: row.try_get("oldest_pending_age_sec")?,
     })
-}
-
-fn missing(what: &str, id: Uuid) -> StoreError {
-    StoreError::Refused {
-        code: "TN005".to_owned(),
-        message: format!("no {what} {id}"),
-        hint: None,
-    }
-}
-
-/// A time as a text in UTC, under its own name.
-fn time(column: &str) -> String {
-    format!("to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {column}")
-}
-
-fn job_line_columns() -> String {
-    let times = ["run_at", "created_at", "started_at", "completed_at"]
-        .map(time)
-        .join(", ");
-    format!(
-        "id, job_type, tenant_id, priority, status, attempts, max_attempts, {times}, worker_id, last_error, unique_key, waiting_for"
-    )
-}
-
-fn dead_letter_columns(data: &str) -> String {
-    let times = ["failed_at", "reviewed_at"].map(time).join(", ");
-    format!(
-        "id, original_job_id, job_type, {data}, attempts, last_error, {times}, reviewed_by, review_action, review_note"
-    )
 }

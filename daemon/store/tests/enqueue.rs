@@ -346,7 +346,7 @@ fn copy(lab: &Lab) {
     let mut psql = Command::new("psql")
         .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-c"])
         .arg("COPY tenure.jobs (job_type, data) FROM STDIN")
-        .arg(lab.server.url("copied", "postgres"))
+        .arg(lab.server.url("migrated", "postgres"))
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();

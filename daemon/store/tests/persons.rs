@@ -140,7 +140,7 @@ fn table(lab: &Lab) {
                     assert!(c.state(&job).starts_with(answer), "{what}");
                 }
             }
-            if answer == "stopping" {
+            if state == "running" {
                 w.give_all_back(&mut c);
             }
             db.sound();
@@ -301,7 +301,7 @@ fn while_the_gate_is_closed(lab: &Lab) {
             held.token
         ),
     ];
-    let mut refused_with = |c: &mut Conn, code: &str| {
+    let refused_with = |c: &mut Conn, code: &str| {
         for act in &acts {
             let refusal = c.refusal(act);
             assert_eq!(refusal.code, code, "{act}");

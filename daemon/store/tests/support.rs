@@ -12,13 +12,13 @@ use tenure_store::session::{Session, Target};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One server; each case has a database of its own.
-pub struct Lab {
-    pub server: Server,
+pub(crate) struct Lab {
+    pub(crate) server: Server,
 }
 
 impl Lab {
     /// Starts a server and migrates the database that the others are copied from.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let lab = Self::start_empty();
         lab.server.create_database("migrated").unwrap();
         lab.migrate("migrated", "postgres", "tenure").unwrap();
@@ -26,8 +26,11 @@ impl Lab {
     }
 
     /// Starts a server without any database of ours. Deadlocks are found soon, and logged.
-    pub fn start_empty() -> Self {
-        let settings = [("deadlock_timeout", "200ms"), ("max_connections", "60")];
+    pub(crate) fn start_empty() -> Self {
+        let settings = [
+            ("deadlock_timeout", "200ms"),
+            ("max_prepared_transactions", "5"),
+        ];
         let options = Options {
             settings: settings
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
@@ -40,7 +43,7 @@ impl Lab {
     }
 
     /// Migrates as `tenure migrate up` does.
-    pub fn migrate(
+    pub(crate) fn migrate(
         &self,
         database: &str,
         user: &str,
@@ -54,7 +57,7 @@ impl Lab {
         })
     }
 
-    pub fn target(&self, database: &str, user: &str, schema: &str) -> Target {
+    pub(crate) fn target(&self, database: &str, user: &str, schema: &str) -> Target {
         let url = self.server.url(database, user);
         Target {
             address: Address::parse(&url, None, Duration::from_secs(10)).unwrap(),
@@ -65,21 +68,28 @@ impl Lab {
         }
     }
 
-    /// A fresh migrated database.
-    pub fn db(&self, name: &str) -> Db<'_> {
-        self.server
-            .sql("postgres")
-            .unwrap()
-            .run(&format!("CREATE DATABASE {name} TEMPLATE migrated"))
-            .unwrap();
+    /// The migrated database as it is when it is new. `CREATE DATABASE … TEMPLATE` would take a hundred times as long.
+    pub(crate) fn db(&self, name: &'static str) -> Db<'_> {
+        let db = Db {
+            lab: self,
+            name: "migrated".to_owned(),
+            case: name,
+        };
+        db.connect().run(CLEAR);
+        db
+    }
+
+    /// A database that exists.
+    pub(crate) fn reopen(&self, name: &str) -> Db<'_> {
         Db {
             lab: self,
             name: name.to_owned(),
+            case: "",
         }
     }
 
     /// The lines of the server's log that speak of deadlocks.
-    pub fn deadlocks(&self) -> Vec<String> {
+    pub(crate) fn deadlocks(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.server.log_file()).unwrap();
         log.lines()
             .filter(|line| line.contains("deadlock detected"))
@@ -89,7 +99,7 @@ impl Lab {
 }
 
 /// Runs what needs tokio.
-pub fn block_on<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -97,28 +107,40 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> T {
         .block_on(work)
 }
 
-pub struct Db<'l> {
+pub(crate) struct Db<'l> {
     lab: &'l Lab,
     name: String,
+    case: &'static str,
 }
+
+const CLEAR: &str = "
+  DO $$ DECLARE t text; BEGIN
+    FOR t IN SELECT c.oid::regclass FROM pg_class c WHERE relnamespace = 'tenure'::regnamespace AND relkind = 'r'
+      AND relname NOT IN ('migration', 'cluster', 'sweep') LOOP EXECUTE 'DELETE FROM ' || t; END LOOP;
+  END $$;
+  ALTER SEQUENCE ready_pos RESTART;
+  ALTER TABLE lane ALTER lane RESTART;
+  UPDATE cluster SET epoch = random_uuid(), epoch_no = 1, gate = 'open', mark = 0, opened_at = clock_timestamp();
+  INSERT INTO here (epoch) SELECT epoch FROM cluster;
+  UPDATE sweep SET swept_at = clock_timestamp()";
 
 impl Db<'_> {
     /// A connection whose search_path is the schema, so that statements in tests are short.
-    pub fn connect(&self) -> Conn {
+    pub(crate) fn connect(&self) -> Conn {
         let mut conn = self.connect_as("postgres");
         conn.run("SET search_path = tenure; SET statement_timeout = '30s'");
         conn
     }
 
     /// A connection of another role, with the default search_path.
-    pub fn connect_as(&self, user: &str) -> Conn {
+    pub(crate) fn connect_as(&self, user: &str) -> Conn {
         Conn::over(Sql::connect(self.lab.server.port(), &self.name, user).unwrap())
     }
 
     /// Asserts the invariant of DESIGN §6 and what goes with it.
-    pub fn sound(&self) {
+    pub(crate) fn sound(&self) {
         let broken = self.connect().list(BROKEN);
-        assert!(broken.is_empty(), "{}: {broken:#?}", self.name);
+        assert!(broken.is_empty(), "{}: {broken:#?}", self.case);
     }
 }
 
@@ -146,41 +168,41 @@ const BROKEN: &str = "
   UNION ALL SELECT 'the view shows it ' || count(v.id) || ' times', j.id, NULL FROM job j LEFT JOIN jobs v USING (id) GROUP BY j.id HAVING count(v.id) <> 1";
 
 /// A connection. A statement that fails where it should not is a failure of the test that names it.
-pub struct Conn {
+pub(crate) struct Conn {
     sql: Sql,
 }
 
 /// What the server said against a statement.
 #[derive(Debug)]
-pub struct Refusal {
-    pub code: String,
-    pub message: String,
-    pub hint: String,
+pub(crate) struct Refusal {
+    pub(crate) code: String,
+    pub(crate) message: String,
+    pub(crate) hint: String,
 }
 
 impl Conn {
-    pub fn over(sql: Sql) -> Self {
+    pub(crate) fn over(sql: Sql) -> Self {
         Self { sql }
     }
 
-    pub fn run(&mut self, sql: &str) {
+    pub(crate) fn run(&mut self, sql: &str) {
         self.list(sql);
     }
 
     /// One text for each row, its values joined by `|`; NULL is `~`.
-    pub fn list(&mut self, sql: &str) -> Vec<String> {
+    pub(crate) fn list(&mut self, sql: &str) -> Vec<String> {
         self.try_list(sql)
             .unwrap_or_else(|refusal| panic!("{refusal:?} from {sql}"))
     }
 
     /// The only row.
-    pub fn one(&mut self, sql: &str) -> String {
+    pub(crate) fn one(&mut self, sql: &str) -> String {
         let mut rows = self.list(sql);
         assert_eq!(rows.len(), 1, "{rows:?} from {sql}");
         rows.remove(0)
     }
 
-    pub fn try_list(&mut self, sql: &str) -> Result<Vec<String>, Refusal> {
+    pub(crate) fn try_list(&mut self, sql: &str) -> Result<Vec<String>, Refusal> {
         let text = |value: Option<String>| value.unwrap_or_else(|| "~".to_owned());
         match self.sql.run(sql) {
             Ok(rows) => Ok(rows
@@ -201,7 +223,7 @@ impl Conn {
     }
 
     /// What the server says against a statement that must fail.
-    pub fn refusal(&mut self, sql: &str) -> Refusal {
+    pub(crate) fn refusal(&mut self, sql: &str) -> Refusal {
         match self.try_list(sql) {
             Err(refusal) => refusal,
             Ok(rows) => panic!("{rows:?} instead of a refusal from {sql}"),
@@ -209,16 +231,16 @@ impl Conn {
     }
 
     /// Its SQLSTATE.
-    pub fn code(&mut self, sql: &str) -> String {
+    pub(crate) fn code(&mut self, sql: &str) -> String {
         self.refusal(sql).code
     }
 
-    pub fn pid(&mut self) -> String {
+    pub(crate) fn pid(&mut self) -> String {
         self.one("SELECT pg_backend_pid()")
     }
 
     /// Waits until the query gives `value`.
-    pub fn wait_for(&mut self, sql: &str, value: &str) {
+    pub(crate) fn wait_for(&mut self, sql: &str, value: &str) {
         let step = Duration::from_millis(10);
         for _ in 0..PATIENCE.as_millis() / step.as_millis() {
             if self.list(sql) == [value] {
@@ -233,7 +255,7 @@ impl Conn {
     }
 
     /// Waits until that backend waits for a lock.
-    pub fn wait_until_blocked(&mut self, pid: &str) {
+    pub(crate) fn wait_until_blocked(&mut self, pid: &str) {
         self.wait_for(
             &format!("SELECT wait_event_type FROM pg_stat_activity WHERE pid = {pid}"),
             "Lock",
@@ -241,50 +263,50 @@ impl Conn {
     }
 
     /// Puts a job in; `more` are further named arguments.
-    pub fn enqueue(&mut self, job_type: &str, more: &str) -> String {
+    pub(crate) fn enqueue(&mut self, job_type: &str, more: &str) -> String {
         let comma = if more.is_empty() { "" } else { ", " };
         self.one(&format!("SELECT enqueue('{job_type}'{comma}{more})"))
     }
 
     /// Status, attempts and what it waits for.
-    pub fn state(&mut self, job: &str) -> String {
+    pub(crate) fn state(&mut self, job: &str) -> String {
         self.one(&format!(
             "SELECT status || '/' || attempts FROM jobs WHERE id = '{job}'"
         ))
     }
 
     /// What a crash or promotion does to the epoch.
-    pub fn lose_here(&mut self) {
+    pub(crate) fn lose_here(&mut self) {
         self.run("DELETE FROM here");
     }
 }
 
 /// A worker, as a program of a user's own would be one.
 #[derive(Debug, Clone)]
-pub struct Worker {
-    pub id: String,
-    pub epoch: String,
-    pub call: i64,
-    pub beat: i64,
+pub(crate) struct Worker {
+    pub(crate) id: String,
+    pub(crate) epoch: String,
+    pub(crate) call: i64,
+    pub(crate) beat: i64,
 }
 
 /// A job that a worker holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
-    pub job: String,
-    pub run: i32,
-    pub token: String,
-    pub attempt: i32,
-    pub call: i64,
+pub(crate) struct Held {
+    pub(crate) job: String,
+    pub(crate) run: i32,
+    pub(crate) token: String,
+    pub(crate) attempt: i32,
+    pub(crate) call: i64,
 }
 
 impl Worker {
     /// Registers, and is admitted at once.
-    pub fn register(conn: &mut Conn) -> Self {
+    pub(crate) fn register(conn: &mut Conn) -> Self {
         Self::register_with(conn, "30 s", "3 s")
     }
 
-    pub fn register_with(conn: &mut Conn, lease_ttl: &str, heartbeat: &str) -> Self {
+    pub(crate) fn register_with(conn: &mut Conn, lease_ttl: &str, heartbeat: &str) -> Self {
         let id = conn.one("SELECT random_uuid()");
         let epoch = conn.one(&format!(
             "SELECT epoch FROM register_worker('{id}', 'w', 'v1', '{lease_ttl}', '{heartbeat}', '{{*}}', 10)"
@@ -300,7 +322,7 @@ impl Worker {
         }
     }
 
-    pub fn claim_sql(&self, job_type: &str, limit: i32) -> String {
+    pub(crate) fn claim_sql(&self, job_type: &str, limit: i32) -> String {
         format!(
             "SELECT id, run, token, attempt FROM claim_job_batch('{}', '{}', {}, \
              ARRAY(SELECT lane FROM lane WHERE job_type LIKE '{job_type}' ORDER BY lane), \
@@ -310,12 +332,12 @@ impl Worker {
     }
 
     /// Claims up to `limit` jobs of a type (a LIKE pattern).
-    pub fn claim(&mut self, conn: &mut Conn, job_type: &str, limit: i32) -> Vec<Held> {
+    pub(crate) fn claim(&mut self, conn: &mut Conn, job_type: &str, limit: i32) -> Vec<Held> {
         self.try_claim(conn, job_type, limit)
             .unwrap_or_else(|refusal| panic!("{refusal:?}"))
     }
 
-    pub fn try_claim(
+    pub(crate) fn try_claim(
         &mut self,
         conn: &mut Conn,
         job_type: &str,
@@ -326,14 +348,14 @@ impl Worker {
         Ok(rows.iter().map(|row| Held::read(row, self.call)).collect())
     }
 
-    pub fn claim_one(&mut self, conn: &mut Conn, job_type: &str) -> Held {
+    pub(crate) fn claim_one(&mut self, conn: &mut Conn, job_type: &str) -> Held {
         let mut held = self.claim(conn, job_type, 1);
         assert_eq!(held.len(), 1, "nothing of {job_type} to claim");
         held.remove(0)
     }
 
     /// Beats: all calls are settled, `open` still have jobs. Answers with the number of ghosts.
-    pub fn beat(&mut self, conn: &mut Conn, open: &[i64]) -> Result<i32, Refusal> {
+    pub(crate) fn beat(&mut self, conn: &mut Conn, open: &[i64]) -> Result<i32, Refusal> {
         self.beat += 1;
         let open: Vec<String> = open.iter().map(i64::to_string).collect();
         let rows = conn.try_list(&format!(
@@ -347,30 +369,31 @@ impl Worker {
         Ok(rows[0].parse().unwrap())
     }
 
-    pub fn finish_sql(&self, items: &[String]) -> String {
+    pub(crate) fn finish_sql(&self, items: &[String]) -> String {
         format!(
-            "SELECT answer || coalesce(' ' || status, '') FROM finish('{}', '{}', '[{}]')",
+            "SELECT answer || coalesce(' ' || status, '') FROM finish('{}', '{}', '[{items}]') r \
+             ORDER BY array_position(ARRAY(SELECT e ->> 'token' FROM jsonb_array_elements('[{items}]') e), r.token::text)",
             self.id,
             self.epoch,
-            items.join(",")
+            items = items.join(",")
         )
     }
 
     /// Says how one run ended. Answers with answer and status.
-    pub fn end(&self, conn: &mut Conn, kind: &str, held: &Held, more: &str) -> String {
+    pub(crate) fn end(&self, conn: &mut Conn, kind: &str, held: &Held, more: &str) -> String {
         conn.one(&self.finish_sql(&[held.item(kind, more)]))
     }
 
     /// Releases all that it holds.
-    pub fn give_all_back(&self, conn: &mut Conn) {
+    pub(crate) fn give_all_back(&self, conn: &mut Conn) {
         conn.run(&format!(
             "SELECT release('{0}', '{1}', (SELECT jsonb_agg(jsonb_build_object('job', id, 'run', run, 'token', token)) FROM lease WHERE worker = '{0}'))",
             self.id, self.epoch
         ));
     }
 
-    /// Attaches to the present epoch with statements (see [`Held::item`]). Answers: job → answer and status.
-    pub fn reattach(
+    /// Attaches to the present epoch with statements (see [`Held::item`]). Answers with answer and status of each, in their order.
+    pub(crate) fn reattach(
         &mut self,
         conn: &mut Conn,
         statements: &[String],
@@ -380,19 +403,20 @@ impl Worker {
         self.epoch = conn.one(&format!("SELECT epoch FROM open_epoch('{}')", self.id));
         let roster: Vec<&str> = roster.iter().map(|worker| worker.id.as_str()).collect();
         conn.list(&format!(
-            "SELECT answer || coalesce(' ' || status, '') FROM reattach('{}', '{}', {}, '[{}]', '{{{}}}', \
-             '{{\"name\":\"w\",\"lease_ttl_ms\":30000,\"heartbeat_ms\":3000,\"job_types\":[\"*\"]{options}}}')",
+            "SELECT answer || coalesce(' ' || status, '') FROM reattach('{}', '{}', {}, '[{statements}]', '{{{}}}', \
+             '{{\"name\":\"w\",\"lease_ttl_ms\":30000,\"heartbeat_ms\":3000,\"job_types\":[\"*\"]{options}}}') r \
+             ORDER BY array_position(ARRAY(SELECT e ->> 'token' FROM jsonb_array_elements('[{statements}]') e), r.token::text)",
             self.id,
             self.epoch,
             self.beat,
-            statements.join(","),
-            roster.join(",")
+            roster.join(","),
+            statements = statements.join(",")
         ))
     }
 }
 
 impl Held {
-    pub fn read(row: &str, call: i64) -> Self {
+    pub(crate) fn read(row: &str, call: i64) -> Self {
         let cells: Vec<&str> = row.split('|').collect();
         Self {
             job: cells[0].to_owned(),
@@ -404,7 +428,7 @@ impl Held {
     }
 
     /// An item of finish or a statement of reattach; `more` are further members, each with a comma before it.
-    pub fn item(&self, kind: &str, more: &str) -> String {
+    pub(crate) fn item(&self, kind: &str, more: &str) -> String {
         format!(
             r#"{{"kind":"{kind}","job":"{}","run":{},"token":"{}","attempt":{},"call":{},"epoch_no":1{more}}}"#,
             self.job, self.run, self.token, self.attempt, self.call

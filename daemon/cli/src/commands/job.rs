@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 use tenure_store::view::{Attempt, Job, JobFilter, JobLine};
-use uuid::Uuid;
 
 use super::{Acted, Context, waiting};
 use crate::arguments::{JobCommand, ListArguments};
@@ -52,10 +51,7 @@ impl Report for Jobs {
                 job.status.clone(),
                 attempts(job),
                 job.created_at.clone(),
-                job.waiting_for
-                    .clone()
-                    .or_else(|| job.last_error.clone())
-                    .unwrap_or_default(),
+                reason(job),
             ]
         };
         View::Rows(
@@ -120,6 +116,12 @@ impl Report for Shown {
     }
 }
 
+/// Why it does not run: what it died of, or what it waits for.
+fn reason(job: &JobLine) -> String {
+    let waits = job.waiting_for.clone().filter(|_| job.status != "failed");
+    waits.or_else(|| job.last_error.clone()).unwrap_or_default()
+}
+
 fn attempts(job: &JobLine) -> String {
     match job.max_attempts {
         Some(most) => format!("{}/{most}", job.attempts),
@@ -143,7 +145,7 @@ fn told(attempt: &Attempt) -> String {
     if let Some(status) = attempt.http_status {
         text.push_str(&format!(", HTTP status {status}"));
     }
-    if let Some(worker) = attempt.worker_id.map(Uuid::simple) {
+    if let Some(worker) = attempt.worker_id {
         text.push_str(&format!(", by worker {worker}"));
     }
     if let Some(error) = &attempt.error {

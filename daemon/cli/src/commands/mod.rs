@@ -1,9 +1,11 @@
 //! What the commands do. Each group has a module; all of them speak to the database through `tenure_store` and print
 //! through [`Output`].
 
+mod bench;
 mod check_config;
 mod connection;
 mod dead;
+mod demo;
 mod enqueue;
 mod job;
 mod migrate;
@@ -54,6 +56,7 @@ impl Context {
 pub(crate) fn run(context: &Context, command: Command) -> Result<(), Failure> {
     match command {
         Command::Run => run::run(context),
+        Command::Demo(arguments) => demo::demo(context, arguments),
         Command::Migrate(arguments) => block_on(migrate::migrate(context, arguments)),
         Command::CheckConfig => check_config::check_config(context),
         Command::Enqueue(arguments) => block_on(enqueue::enqueue(context, arguments)),
@@ -61,6 +64,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Dead(command) => block_on(dead::dead(context, command)),
         Command::Worker(command) => block_on(worker::worker(context, command)),
         Command::Stats => block_on(stats::stats(context)),
+        Command::Bench(arguments) => bench::bench(context, &arguments),
         Command::Guard { .. } => Ok(()),
     }
 }

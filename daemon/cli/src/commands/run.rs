@@ -10,6 +10,7 @@ use tenure_api::{Access, Listener, State};
 use tenure_runtime::daemon::{Daemon, DaemonError, Outcome};
 use tenure_runtime::events;
 use tenure_runtime::settings::{Api, Listen, Secret, Settings};
+use tenure_store::migrate::MigrateError;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -156,6 +157,12 @@ async fn upkeep(metrics: &PrometheusHandle, stop: &CancellationToken) {
 impl From<DaemonError> for Failure {
     fn from(error: DaemonError) -> Self {
         match error {
+            DaemonError::Migrations(MigrateError::Store(error)) => Self::new(
+                Exit::Unreachable,
+                "unreachable",
+                format!("the database cannot be used: {error}"),
+            )
+            .hint("check database.url: host, database, user and password"),
             DaemonError::Migrations(error) => error.into(),
             DaemonError::Limits(_) | DaemonError::Address(_) | DaemonError::Target(_) => {
                 Self::new(Exit::Usage, "configuration", error.to_string())

@@ -44,7 +44,7 @@ pub(super) async fn for_end(
             Err(Failure::new(
                 Exit::Failed,
                 format!("job_{status}"),
-                format!("job {id} is {status}{why}"),
+                format!("job {id} {}{why}", told(status)),
             )
             .hint(format!("tenure job show {id}")))
         }
@@ -82,6 +82,14 @@ async fn until_ended(context: &Context, mut session: Session, id: Uuid) -> Resul
         }
         tokio::time::sleep(pause).await;
         pause = LONGEST_PAUSE.min(pause * 3 / 2);
+    }
+}
+
+fn told(status: &str) -> String {
+    if status == "failed" {
+        "failed".to_owned()
+    } else {
+        format!("was {status}")
     }
 }
 

@@ -159,16 +159,13 @@ fn http(check: &mut Check<'_>, name: &str, section: &HttpSection) -> HttpSetting
             .map(|(header, value)| (header.clone(), Secret::new(value)))
             .collect(),
     };
-    match HttpHandler::new(&settings, &mut Clients::default()) {
-        Ok(_) => {}
-        Err(error @ PrepareError::Url(_)) => check.refuse(&path("url"), error.to_string()),
-        Err(error @ PrepareError::Header(_)) => check.refuse(&path("headers"), error.to_string()),
-        Err(error @ PrepareError::Secret(_)) => {
-            check.refuse(&path("secret_file"), error.to_string())
-        }
-        Err(error @ PrepareError::Client(_)) => {
-            check.refuse(&["handlers", name, "http"], error.to_string())
-        }
+    if let Err(error) = HttpHandler::new(&settings, &mut Clients::default()) {
+        let key = match error {
+            PrepareError::Url(_) | PrepareError::Client(_) => "url",
+            PrepareError::Header(_) => "headers",
+            PrepareError::Secret(_) => "secret_file",
+        };
+        check.refuse(&path(key), error.to_string());
     }
     settings
 }

@@ -1,6 +1,7 @@
 //! Why a command did not do what was asked, and the exit code that says it.
 
 use std::fmt;
+use std::io::{self, Write};
 
 use serde::Serialize;
 use tenure_store::error::StoreError;
@@ -67,6 +68,12 @@ impl Failure {
     pub(crate) fn printed(mut self) -> Self {
         self.printed = true;
         self
+    }
+
+    /// Tells a person, on standard error.
+    pub(crate) fn tell(&self) {
+        // Nobody is left to tell when standard error cannot be written.
+        let _ = io::stderr().lock().write_all(self.to_string().as_bytes());
     }
 
     pub(crate) fn is_printed(&self) -> bool {

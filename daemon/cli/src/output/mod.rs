@@ -108,10 +108,7 @@ impl Output {
         {
             return;
         }
-        // Nobody is left to tell when standard error cannot be written either.
-        let _ = io::stderr()
-            .lock()
-            .write_all(failure.to_string().as_bytes());
+        failure.tell();
     }
 
     fn envelope<T: Serialize>(

@@ -77,14 +77,14 @@ impl Database {
     }
 
     /// What may be claimed now, in its order. In a window all that stood in ready at its opening may have been claimed or
-    /// finished in the lost tail, and the owner of a unique key may yet come back.
-    fn claimable(&self) -> Vec<(i32, u64, JobId)> {
+    /// finished in the lost tail, the owner of a unique key may yet come back, and so may a job whose enqueue was lost.
+    fn claimable(&self) -> Vec<(i32, (u64, u64), JobId)> {
         let window = self.gate == Gate::Window;
         let mut ready = Vec::new();
         for (id, job) in &self.jobs {
             if let Place::Ready { pos } = job.place
                 && !self.paused.contains(&job.asked.job_type)
-                && !(window && (pos <= self.mark || job.keyed))
+                && !(window && (pos.0 <= self.mark || job.keyed || job.repeated))
             {
                 ready.push((job.asked.priority, pos, *id));
             }

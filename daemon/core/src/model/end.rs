@@ -1,8 +1,7 @@
 //! Runs end. Every end passes through [`Database::end_run`], whoever says it.
 
 use super::{
-    Attempt, Database, DeadLetter, Gate, Job, Lease, Moment, NewJob, Outcome, Place, Refused,
-    Status, Waits,
+    Database, DeadLetter, Gate, Job, Lease, Moment, NewJob, Outcome, Place, Refused, Status, Waits,
 };
 use crate::ids::{Epoch, JobId, Run, Token};
 
@@ -202,7 +201,7 @@ impl Database {
             _ if said.delay > 0 => Waits::Time,
             _ => {
                 return Place::Ready {
-                    pos: self.last_pos + 1,
+                    pos: (self.last_pos + 1, 0),
                 };
             }
         };
@@ -252,32 +251,28 @@ impl Database {
                 run,
                 place: Place::Ended(outcome),
                 ..
-            } => *run == said.run && outcome.token == Some(said.token),
-            _ => false,
+            } if *run == said.run && outcome.token == Some(said.token) => {
+                Some(outcome.status.name())
+            }
+            _ => None,
         };
-        let before = self.attempts.get(&(said.job, said.run, said.token));
-        if ended || before.is_some_and(|it| it.applied && it.outcome == said.end.name()) {
+        let counted = self.attempts.get(&(said.job, said.run, said.token, true));
+        if ended.or(counted.copied()) == Some(said.end.name()) {
             return EndAnswer::Known;
         }
-        if before.is_none() {
-            self.note(said, false);
-        }
+        self.note(said, false);
         EndAnswer::History
     }
 
     fn note(&mut self, said: &RunEnd, applied: bool) {
-        let attempt = Attempt {
-            outcome: said.end.name(),
-            applied,
-        };
-        self.attempts
-            .insert((said.job, said.run, said.token), attempt);
+        let attempt = (said.job, said.run, said.token, applied);
+        self.attempts.entry(attempt).or_insert(said.end.name());
     }
 
     /// Leases get a time of their own; from then on they do not depend on any worker's beats. `false`: the lease is gone.
     ///
     /// # Errors
-    /// [`Refused::OtherEpoch`].
+    /// [`Refused::OtherEpoch`]; [`Refused::Input`] for a time that is not above zero.
     pub fn hold(
         &mut self,
         now: Moment,
@@ -285,12 +280,15 @@ impl Database {
         holds: &[Hold],
     ) -> Result<Vec<bool>, Refused> {
         self.assert_epoch(epoch)?;
+        if holds.iter().any(|hold| hold.for_ms <= 0) {
+            return Err(Refused::Input);
+        }
         Ok(holds.iter().map(|hold| self.hold_one(now, hold)).collect())
     }
 
     fn hold_one(&mut self, now: Moment, hold: &Hold) -> bool {
         match self.jobs.get_mut(&hold.job).map(|job| &mut job.place) {
-            Some(Place::Leased(lease)) if lease.token == hold.token && hold.for_ms > 0 => {
+            Some(Place::Leased(lease)) if lease.token == hold.token => {
                 lease.until = Some(now + hold.for_ms);
                 true
             }

@@ -1,6 +1,6 @@
 //! Jobs come in.
 
-use super::{Asked, Database, Job, Moment, Place, Refused, Waits};
+use super::{Asked, Database, Gate, Job, Moment, Place, Refused, Waits};
 use crate::ids::{JobId, Run};
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ impl Database {
     /// # Errors
     /// [`Refused::Input`] when one of them is wrong.
     pub(super) fn enqueue_together(&mut self, now: Moment, new: &[NewJob]) -> Result<(), Refused> {
-        let first = self.last_pos + 1;
+        let first = (self.last_pos + 1, 0);
         for id in self.enqueue(now, new)? {
             if let Some(Place::Ready { pos }) = self.jobs.get_mut(&id).map(|job| &mut job.place) {
                 *pos = (*pos).min(first);
@@ -77,7 +77,7 @@ impl Database {
         Ok(())
     }
 
-    fn put(&mut self, now: Moment, id: JobId, new: &NewJob, pos: u64) -> JobId {
+    fn put(&mut self, now: Moment, id: JobId, new: &NewJob, pos: (u64, u64)) -> JobId {
         if self.jobs.contains_key(&id) {
             return id;
         }
@@ -103,6 +103,7 @@ impl Database {
             _ => Place::Ready { pos },
         };
         let keyed = asked.unique_key.is_some();
+        let repeated = new.id.is_some() && !(self.here && self.gate == Gate::Open);
         let job = Job {
             asked,
             run: Run(0),
@@ -110,6 +111,7 @@ impl Database {
             place,
             edit: None,
             keyed,
+            repeated,
         };
         self.jobs.insert(id, job);
         id

@@ -81,7 +81,7 @@ impl Database {
                 _ if self.expected.is_empty() => Gate::Open,
                 _ => Gate::Window,
             };
-            self.mark = self.next_pos();
+            self.mark = self.next_pos().0;
             self.opened_at = now;
         }
         Opened {

@@ -107,6 +107,9 @@ pub struct Job {
     pub edit: Option<String>,
     /// It is to keep its unique key, and has it while it lives.
     pub keyed: bool,
+    /// It came with an id of its own while workers re-attached: it may repeat an enqueue that was lost, of a job that one of them
+    /// still holds.
+    pub repeated: bool,
 }
 
 /// Where a job stands.
@@ -114,8 +117,8 @@ pub struct Job {
 pub enum Place {
     /// It can run now. Lower positions first; jobs that came together by one statement may share one.
     Ready {
-        /// Its position.
-        pos: u64,
+        /// Its position: the moment of becoming ready, and the order within it.
+        pos: (u64, u64),
     },
     /// Its time has not come.
     Later {
@@ -226,14 +229,8 @@ impl Stop {
     }
 }
 
-/// One run that ended without ending its job, or a statement that came too late to count.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
-    /// How it ended: the kind of the end, or the status of an outcome that was opened again.
-    pub outcome: &'static str,
-    /// `false`: history only, it changed nothing.
-    pub applied: bool,
-}
+/// A run, by its lease's name; `true`: it ended without ending its job, `false`: this was said too late to count.
+pub type Attempt = (JobId, Run, Token, bool);
 
 /// The review of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,8 +310,8 @@ pub struct Database {
     pub jobs: BTreeMap<JobId, Job>,
     /// The live job that owns each unique key.
     pub keys: BTreeMap<Key, JobId>,
-    /// Ended runs.
-    pub attempts: BTreeMap<(JobId, Run, Token), Attempt>,
+    /// How runs ended: the kind of the end, or the status of an outcome that was opened again.
+    pub attempts: BTreeMap<Attempt, &'static str>,
     /// Deaths of jobs, by the run of the outcome.
     pub letters: BTreeMap<(JobId, Run), DeadLetter>,
     /// What persons asked of running jobs.
@@ -385,15 +382,13 @@ impl Database {
     /// Jobs that became ready together stand in this order. The rules leave it open, so whoever compares tells it.
     pub fn settle_order(&mut self, order: &[JobId]) {
         for (nth, id) in (1..).zip(order) {
-            let last = self.last_pos;
             if let Some(Place::Ready { pos }) = self.jobs.get_mut(id).map(|job| &mut job.place) {
-                *pos = last + nth;
+                pos.1 = nth;
             }
         }
-        self.last_pos += order.len() as u64;
     }
 
-    /// Groups of jobs of one lane and priority that became ready together, in no order yet.
+    /// The jobs that became ready together with others, and are in no order yet.
     #[must_use]
     pub fn unordered(&self) -> Vec<JobId> {
         let place = |id| match self.jobs.get(id)? {
@@ -404,7 +399,7 @@ impl Database {
             _ => None,
         };
         let ready = self.jobs.keys().filter_map(|id| Some((place(id)?, *id)));
-        let mut at: BTreeMap<u64, Vec<JobId>> = BTreeMap::new();
+        let mut at: BTreeMap<(u64, u64), Vec<JobId>> = BTreeMap::new();
         for (pos, id) in ready {
             at.entry(pos).or_default().push(id);
         }
@@ -419,9 +414,9 @@ impl Database {
         Uuid::from_u128(self.last_name)
     }
 
-    fn next_pos(&mut self) -> u64 {
+    fn next_pos(&mut self) -> (u64, u64) {
         self.last_pos += 1;
-        self.last_pos
+        (self.last_pos, 0)
     }
 
     /// Every call of a worker names its epoch.

@@ -1,6 +1,6 @@
 //! What people do with jobs.
 
-use super::{Attempt, Database, Gate, Job, Outcome, Place, Refused, Status, Stop};
+use super::{Database, Gate, Job, Outcome, Place, Refused, Status, Stop};
 use crate::ids::{JobId, Run};
 
 /// What a person decides about a dead letter.
@@ -97,12 +97,11 @@ impl Database {
             ..
         }) = job.place
         {
-            let attempt = Attempt {
-                outcome: status.name(),
-                applied: true,
-            };
-            self.attempts.insert((id, job.run, token), attempt);
+            let attempt = (id, job.run, token, true);
+            self.attempts.entry(attempt).or_insert(status.name());
         }
+        // What was asked of the life that has ended.
+        self.stops.remove(&id);
         let letters = self
             .letters
             .range_mut((id, Run(i32::MIN))..=(id, Run(i32::MAX)));

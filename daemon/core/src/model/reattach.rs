@@ -1,7 +1,7 @@
 //! After a switch, a crash or a restart each worker says what it holds and what it finished. Here is what wins.
 
 use super::{
-    Asked, Attempt, Database, End, EndAnswer, Expected, Gate, Job, Lease, Moment, Place, Refused,
+    Asked, Database, End, EndAnswer, Expected, Gate, Job, Lease, Moment, Place, Refused,
     Registration, Review, RunEnd, Stop, WorkerStatus,
 };
 use crate::ids::{Call, Epoch, JobId, Run, Token, WorkerId};
@@ -221,11 +221,9 @@ impl Database {
                 self.revocations
                     .entry((lease.worker, id, lease.token))
                     .or_insert(now);
-                let attempt = Attempt {
-                    outcome: "lost",
-                    applied: true,
-                };
-                self.attempts.insert((id, run, lease.token), attempt);
+                self.attempts
+                    .entry((id, run, lease.token, true))
+                    .or_insert(End::Lost.name());
             }
             Place::Ended(_) => {
                 self.reopen(id, Review::Retry);
@@ -261,9 +259,10 @@ impl Database {
             asked: asked.clone(),
             run: Run(0),
             attempts: 0,
-            place: Place::Ready { pos: 0 },
+            place: Place::Ready { pos: (0, 0) },
             edit: None,
             keyed: asked.unique_key.is_some(),
+            repeated: false,
         };
         self.jobs.insert(id, job);
         self.retake_key(id);

@@ -203,7 +203,7 @@ impl Database {
             {
                 // Those with the same due time share a position.
                 let pos = first + dues.partition_point(|it| *it < due) as u64;
-                job.place = Place::Ready { pos };
+                job.place = Place::Ready { pos: (pos, 0) };
                 self.last_pos = self.last_pos.max(pos);
             }
         }

@@ -25,7 +25,7 @@ fn seeds(usual: u64) -> u64 {
 fn some_steps(play: &mut Play<'_>, count: i64) {
     for nth in 0..count {
         play.step();
-        if nth % 8 == 7 {
+        if nth % 10 == 9 {
             play.compare();
         }
     }
@@ -33,36 +33,27 @@ fn some_steps(play: &mut Play<'_>, count: i64) {
 }
 
 /// A history on one server.
-fn without_loss(postgres: &mut Postgres, seed: u64) -> Met {
+fn without_loss(postgres: Option<&mut Postgres>, seed: u64) -> Met {
     let mut play = Play::new(seed, postgres);
+    play.begin();
     let steps = play.random.between(35, 60);
     some_steps(&mut play, steps);
     play.met
 }
 
 /// A history in which one or two switches lose a tail, the second maybe inside the window of the first.
-fn with_lost_tails(postgres: &mut Postgres, seed: u64) -> Met {
+fn with_lost_tails(postgres: Option<&mut Postgres>, seed: u64) -> Met {
     let mut play = Play::new(seed, postgres);
-    let steps = play.random.between(15, 30);
+    play.begin();
+    let steps = play.random.between(10, 25);
     some_steps(&mut play, steps);
     let switches = if play.random.chance(35) { 2 } else { 1 };
     for _ in 0..switches {
-        let copy = play.postgres.copy();
+        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
         let earlier = play.model.clone();
         let steps = play.random.between(3, 18);
         some_steps(&mut play, steps);
-        play.note("  -- the tail is lost".to_owned());
-        play.postgres.fall_back_to(&copy);
-        play.model.fall_back_to(&earlier);
-        play.met.switches += 1;
-        let outage = play.random.between(0, 4) * 1_000;
-        play.pass(outage);
-        for nth in 0..play.daemons.len() {
-            let late = play.random.between(0, 4) * play.random.between(0, 3) * 1_000;
-            let daemon = &mut play.daemons[nth];
-            daemon.silent_until = play.mono + late;
-            daemon.dead |= play.random.chance(12);
-        }
+        play.lose_tail(copy.as_deref(), &earlier);
         let steps = play.random.between(4, 12);
         some_steps(&mut play, steps);
     }
@@ -71,39 +62,58 @@ fn with_lost_tails(postgres: &mut Postgres, seed: u64) -> Met {
     play.met
 }
 
-fn run(count: u64, history: fn(&mut Postgres, u64) -> Met) -> Met {
+type History = fn(Option<&mut Postgres>, u64) -> Met;
+
+fn on_a_server(count: u64, history: History) -> Met {
     let mut postgres = Postgres::start(play::START);
     let mut met = Met::default();
     for seed in 0..count {
-        met += history(&mut postgres, seed);
+        met += history(Some(&mut postgres), seed);
     }
     println!("{met:?}");
     met
 }
 
-#[test]
-fn four_hundred_histories() {
-    let met = run(seeds(400), without_loss);
-    for (what, times) in [
-        ("claims", met.claimed),
-        ("ghosts", met.ghosts),
-        ("lost workers", met.lost_workers),
-        ("recovered", met.recovered),
-        ("history", met.history),
-    ] {
-        assert!(times > 0, "no {what}: the histories are too quiet: {met:?}");
+fn expect(met: &Met, found: &[(&str, u64)]) {
+    for (what, times) in found {
+        assert!(
+            *times > 0,
+            "no {what}: the histories are too quiet: {met:?}"
+        );
     }
 }
 
 #[test]
+fn four_hundred_histories() {
+    let met = on_a_server(seeds(400), without_loss);
+    let found = [
+        ("ghosts", met.ghosts),
+        ("lost workers", met.lost_workers),
+        ("recovered jobs", met.recovered),
+        ("late statements", met.history),
+    ];
+    expect(&met, &found);
+}
+
+#[test]
 fn two_hundred_histories_that_lose_a_tail() {
-    let met = run(seeds(200), with_lost_tails);
-    for (what, times) in [
+    let met = on_a_server(seeds(200), with_lost_tails);
+    let found = [
         ("restored leases", met.restored),
         ("jobs put back", met.put_back),
         ("leases taken over", met.taken_over),
         ("windows", met.windows_left),
-    ] {
-        assert!(times > 0, "no {what}: the histories are too quiet: {met:?}");
+    ];
+    expect(&met, &found);
+}
+
+/// The promises alone, in many more histories than a server could play.
+#[test]
+fn thousands_of_histories_of_the_model() {
+    let mut met = Met::default();
+    for seed in 1_000_000..1_000_000 + seeds(3_000) {
+        met += with_lost_tails(None, seed);
     }
+    println!("{met:?}");
+    expect(&met, &[("leases taken over", met.taken_over)]);
 }

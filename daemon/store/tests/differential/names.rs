@@ -10,17 +10,11 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The two name the same thing. Fails when one of them names another already.
-    pub(crate) fn bind(&mut self, model: Uuid, database: Uuid) -> Result<(), String> {
+    /// The two name the same thing. `false`: one of them names another thing already.
+    pub(crate) fn bind(&mut self, model: Uuid, database: Uuid) -> bool {
         let one = *self.model.entry(database).or_insert(model);
         let other = *self.database.entry(model).or_insert(database);
-        if one == model && other == database {
-            Ok(())
-        } else {
-            Err(format!(
-                "{model} and {database} are {one} and {other} already"
-            ))
-        }
+        one == model && other == database
     }
 
     /// The model's name of what the database calls so; an unknown name stands for itself.

@@ -56,7 +56,7 @@ impl std::ops::AddAssign for Met {
 pub(crate) struct Play<'p> {
     pub(crate) random: Random,
     pub(crate) model: Database,
-    pub(crate) postgres: &'p mut Postgres,
+    pub(crate) postgres: Option<&'p mut Postgres>,
     pub(crate) names: Names,
     /// The server's clock, which may jump, and that of the daemons, which does not.
     pub(crate) now: i64,
@@ -72,12 +72,14 @@ pub(crate) struct Play<'p> {
 }
 
 impl<'p> Play<'p> {
-    pub(crate) fn new(seed: u64, postgres: &'p mut Postgres) -> Self {
-        postgres.clear(START);
-        let model = Database::new(START);
+    /// Without a server only the model plays, much faster, and what it promises is checked.
+    pub(crate) fn new(seed: u64, mut postgres: Option<&'p mut Postgres>) -> Self {
+        if let Some(postgres) = &mut postgres {
+            postgres.clear(START);
+        }
         let mut play = Self {
             random: Random::new(seed),
-            model,
+            model: Database::new(START),
             postgres,
             names: Names::default(),
             now: START,
@@ -89,13 +91,8 @@ impl<'p> Play<'p> {
             seed,
             log: Vec::new(),
         };
-        let epoch = play.rows("SELECT epoch FROM cluster").unwrap();
-        let first = play.model.epoch.0;
-        play.bind(&[first], &epoch);
-        for _ in 0..play.random.between(2, 4) {
-            let daemon = play.new_daemon();
-            play.daemons.push(daemon);
-        }
+        let epoch = play.model.epoch.0;
+        play.named("SELECT epoch FROM cluster", &[(epoch, String::new())]);
         play
     }
 
@@ -109,7 +106,7 @@ impl<'p> Play<'p> {
     }
 
     pub(crate) fn fail(&self, what: &str) -> ! {
-        let from = self.log.len().saturating_sub(40);
+        let from = self.log.len().saturating_sub(120);
         panic!(
             "seed {}: {what}\nthe last statements:\n{}",
             self.seed,
@@ -121,102 +118,110 @@ impl<'p> Play<'p> {
         self.log.push(text);
     }
 
-    /// Sends it to the server.
-    pub(crate) fn rows(&mut self, statement: &str) -> Result<Vec<Row>, String> {
+    /// Sends it to the server, if there is one.
+    fn rows(&mut self, statement: &str) -> Option<Result<Vec<Row>, String>> {
+        self.met.statements += 1;
         self.log
             .push(format!("{statement};  -- at {}", self.now - START));
-        self.met.statements += 1;
-        let result = self.postgres.run(self.now, statement);
+        let postgres = self.postgres.as_mut()?;
+        let result = postgres.run(self.now, statement);
         if let Err(code) = &result {
-            self.met.refusals += 1;
             self.log.push(format!("  -- {code}"));
         }
-        result
+        Some(result)
     }
 
     /// The server must answer as the model did. Answers without an order are compared as sets.
     pub(crate) fn same(&mut self, statement: &str, expected: Result<Vec<String>, Refused>) -> bool {
-        let result = self.rows(statement);
         let mut expected = expected.map_err(|refused| refused.sqlstate().to_owned());
-        let mut found = result.map(|rows| {
-            let line = |row: &Row| {
-                let words: Vec<&str> = row.iter().map(|it| it.as_deref().unwrap_or("-")).collect();
-                self.names.translate(&words.join(" "))
-            };
-            rows.iter().map(line).collect::<Vec<_>>()
-        });
-        if let (Ok(expected), Ok(found)) = (&mut expected, &mut found) {
-            expected.sort();
-            found.sort();
-        }
-        if expected != found {
-            self.fail(&format!(
-                "the model says {expected:#?}\nPostgreSQL says {found:#?}"
-            ));
+        self.met.refusals += u64::from(expected.is_err());
+        if let Some(found) = self.rows(statement) {
+            let mut found = found.map(|rows| {
+                let lines = rows.iter().map(|row| self.line(row));
+                lines.collect::<Vec<_>>()
+            });
+            if let (Ok(expected), Ok(found)) = (&mut expected, &mut found) {
+                expected.sort();
+                found.sort();
+            }
+            if expected != found {
+                self.fail(&format!(
+                    "the model says {expected:#?}\nPostgreSQL says {found:#?}"
+                ));
+            }
         }
         self.settle_order();
         expected.is_ok()
     }
 
-    /// The first column of each row is the database's name for the model's in the same place.
-    pub(crate) fn bind(&mut self, model: &[Uuid], rows: &[Row]) {
-        if model.len() != rows.len() {
+    /// The server must answer with the same rows in the same order. The first column of each is a name that it has just given;
+    /// from now on it goes for the model's.
+    pub(crate) fn named(&mut self, statement: &str, expected: &[(Uuid, String)]) {
+        let Some(found) = self.rows(statement) else {
+            return;
+        };
+        let found = found.unwrap_or_else(|code| self.fail(&code));
+        if found.len() != expected.len() {
             self.fail(&format!(
-                "the model answers with {model:?}, PostgreSQL with {rows:?}"
+                "the model says {expected:#?}, PostgreSQL {found:#?}"
             ));
         }
-        for (model, row) in model.iter().zip(rows) {
-            let name = row[0]
-                .as_deref()
-                .and_then(|name| Uuid::try_parse(name).ok());
-            let bound = match name {
-                Some(name) => self.names.bind(*model, name),
-                None => Err("not a name".to_owned()),
-            };
-            if let Err(why) = bound {
+        for ((model, rest), row) in expected.iter().zip(&found) {
+            let name = row[0].as_deref().and_then(|it| Uuid::try_parse(it).ok());
+            let bound = name.is_some_and(|name| self.names.bind(*model, name));
+            if !bound || self.line(&row[1..]) != *rest {
                 self.fail(&format!(
-                    "{why}: the model answers with {model}, PostgreSQL with {row:?}"
+                    "the model says {model} {rest}, PostgreSQL {row:?}"
                 ));
             }
         }
+        self.settle_order();
     }
 
-    /// Jobs that became ready together: their order is PostgreSQL's choice.
+    fn line(&self, row: &[Option<String>]) -> String {
+        let words: Vec<&str> = row.iter().map(|it| it.as_deref().unwrap_or("-")).collect();
+        self.names.translate(&words.join(" "))
+    }
+
+    /// Jobs that became ready together: their order is PostgreSQL's choice, or chance.
     fn settle_order(&mut self) {
-        let jobs = self.model.unordered();
+        let mut jobs = self.model.unordered();
         if jobs.is_empty() {
             return;
         }
-        let ids: Vec<String> = jobs
-            .iter()
-            .map(|id| self.names.database(id.0).to_string())
-            .collect();
-        let query = format!(
-            "SELECT id FROM ready WHERE id = ANY ('{{{}}}') ORDER BY pos",
-            ids.join(",")
-        );
-        let rows = self
-            .postgres
-            .run(self.now, &query)
-            .unwrap_or_else(|code| self.fail(&code));
-        let order: Vec<JobId> = rows
-            .iter()
-            .filter_map(|row| Uuid::try_parse(row[0].as_deref()?).ok())
-            .map(|id| JobId(self.names.model(id)))
-            .collect();
-        self.model.settle_order(&order);
+        if let Some(postgres) = &mut self.postgres {
+            let ids: Vec<String> = jobs
+                .iter()
+                .map(|id| self.names.database(id.0).to_string())
+                .collect();
+            let query = format!(
+                "SELECT id FROM ready WHERE id = ANY ('{{{}}}') ORDER BY pos",
+                ids.join(",")
+            );
+            let rows = postgres.run(self.now, &query).unwrap_or_default();
+            let ids = rows
+                .iter()
+                .filter_map(|row| Uuid::try_parse(row[0].as_deref()?).ok());
+            jobs = ids.map(|id| JobId(self.names.model(id))).collect();
+        } else {
+            self.random.shuffle(&mut jobs);
+        }
+        self.model.settle_order(&jobs);
     }
 
     /// Both show the same, and every job stands in one place.
     pub(crate) fn compare(&mut self) {
-        let expected = state::of_model(&self.model);
-        let rows = self.postgres.run(self.now, state::OF_DATABASE);
+        let Some(postgres) = &mut self.postgres else {
+            return;
+        };
+        let rows = postgres.run(self.now, "EXECUTE state");
         let rows = rows.unwrap_or_else(|code| self.fail(&code));
         let mut found: Vec<String> = rows
             .iter()
             .map(|row| self.names.translate(row[0].as_deref().unwrap_or("")))
             .collect();
         found.sort();
+        let expected = state::of_model(&self.model);
         if expected != found {
             let only = |these: &[String], those: &[String]| {
                 let lines: Vec<String> = these
@@ -240,6 +245,25 @@ impl<'p> Play<'p> {
         self.mono += ms;
         for daemon in &mut self.daemons {
             daemon.tick(self.mono);
+        }
+    }
+
+    /// A server that has only what is in the copy becomes the primary, after an outage. Some daemons never come back.
+    pub(crate) fn lose_tail(&mut self, copy: Option<&str>, earlier: &Database) {
+        self.log.push("  -- the tail is lost".to_owned());
+        if let (Some(postgres), Some(copy)) = (&mut self.postgres, copy) {
+            postgres.fall_back_to(copy);
+        }
+        self.model.fall_back_to(earlier);
+        self.met.switches += 1;
+        let outage = self.random.between(0, 4) * 1_000;
+        self.pass(outage);
+        for nth in 0..self.daemons.len() {
+            let late = self.random.between(0, 4) * self.random.between(0, 3) * 1_000;
+            let dies = self.random.chance(12);
+            let daemon = &mut self.daemons[nth];
+            daemon.silent_until = self.mono + late;
+            daemon.dead |= dies;
         }
     }
 
@@ -294,11 +318,8 @@ impl<'p> Play<'p> {
         let sent = self.mono;
         match opened {
             Ok(opened) => {
-                self.bind_epoch(
-                    &statement,
-                    opened.epoch.0,
-                    &format!("{} {}", opened.epoch_no, state::gate(opened.gate)),
-                );
+                let rest = format!("{} {}", opened.epoch_no, state::gate(opened.gate));
+                self.named(&statement, &[(opened.epoch.0, rest)]);
                 let daemon = &mut self.daemons[nth];
                 daemon.epoch = Some(opened.epoch);
                 daemon.epoch_no = opened.epoch_no;
@@ -316,18 +337,6 @@ impl<'p> Play<'p> {
         }
     }
 
-    fn bind_epoch(&mut self, statement: &str, epoch: Uuid, rest: &str) {
-        let rows = self.rows(statement).unwrap_or_else(|code| self.fail(&code));
-        self.bind(&[epoch], &rows);
-        let found: Vec<&str> = rows[0][1..]
-            .iter()
-            .map(|it| it.as_deref().unwrap_or("-"))
-            .collect();
-        if found.join(" ") != rest {
-            self.fail(&format!("the model says {rest}, PostgreSQL {found:?}"));
-        }
-    }
-
     /// Learns the present epoch, opens it if need be, and says what it holds and what it finished.
     pub(crate) fn attach(&mut self, nth: usize) {
         let daemon = &self.daemons[nth];
@@ -335,7 +344,7 @@ impl<'p> Play<'p> {
         let opened = self.model.open_epoch(self.now, id, seen);
         let beat = opened.beat.map_or("-".to_owned(), |beat| beat.to_string());
         let rest = format!("{} {} {beat}", opened.epoch_no, state::gate(opened.gate));
-        self.bind_epoch(&sql::open_epoch(id, seen), opened.epoch.0, &rest);
+        self.named(&sql::open_epoch(id, seen), &[(opened.epoch.0, rest)]);
         let daemon = &mut self.daemons[nth];
         daemon.epoch = Some(opened.epoch);
         daemon.epoch_no = opened.epoch_no;
@@ -463,7 +472,7 @@ impl<'p> Play<'p> {
         let lanes: Vec<&str> = super::steps::JOB_TYPES
             .iter()
             .copied()
-            .filter(|_| self.random.chance(75))
+            .filter(|_| self.random.chance(85))
             .collect();
         let known: Vec<&str> = lanes
             .into_iter()
@@ -476,7 +485,7 @@ impl<'p> Play<'p> {
                 .map(|it| {
                     (
                         (*it).to_owned(),
-                        i32::try_from(self.random.between(0, 4)).unwrap(),
+                        i32::try_from(self.random.between(0, 6)).unwrap(),
                         3,
                     )
                 })
@@ -484,7 +493,7 @@ impl<'p> Play<'p> {
             total: self
                 .random
                 .chance(70)
-                .then(|| i32::try_from(self.random.between(0, 5)).unwrap()),
+                .then(|| i32::try_from(self.random.between(0, 8)).unwrap()),
         };
         let id = daemon.id;
         let before = self.model.clone();
@@ -500,26 +509,15 @@ impl<'p> Play<'p> {
                 return;
             }
         };
-        let rows = self
-            .rows(&statement)
-            .unwrap_or_else(|code| self.fail(&code));
-        let tokens: Vec<Uuid> = jobs.iter().map(|it| it.token.0).collect();
-        self.bind(&tokens, &rows);
-        for (job, row) in jobs.iter().zip(&rows) {
-            let found: Vec<&str> = row[1..]
-                .iter()
-                .map(|it| it.as_deref().unwrap_or("-"))
-                .collect();
-            let found = self.names.translate(&found.join(" "));
-            let expected = format!(
-                "{} {} {} {}",
-                job.job, job.run, job.attempt, job.max_attempts
-            );
-            if found != expected {
-                self.fail(&format!(
-                    "the model gives out {expected}, PostgreSQL {found}"
-                ));
-            }
+        let expected: Vec<(Uuid, String)> = jobs
+            .iter()
+            .map(|it| {
+                let rest = format!("{} {} {} {}", it.job, it.run, it.attempt, it.max_attempts);
+                (it.token.0, rest)
+            })
+            .collect();
+        self.named(&statement, &expected);
+        for job in &jobs {
             self.may_run(&before, job.job);
         }
         self.met.claimed += jobs.len() as u64;

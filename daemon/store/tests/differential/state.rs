@@ -85,11 +85,8 @@ pub(crate) fn of_model(model: &Database) -> Vec<String> {
     for ((job_type, tenant, key), owner) in &model.keys {
         lines.push(format!("key {job_type} {tenant} {key} {owner}"));
     }
-    for ((job, run, token), attempt) in &model.attempts {
-        lines.push(format!(
-            "attempt {job} {run} {token} {} {}",
-            attempt.outcome, attempt.applied
-        ));
+    for ((job, run, token, applied), outcome) in &model.attempts {
+        lines.push(format!("attempt {job} {run} {token} {outcome} {applied}"));
     }
     for ((job, run), letter) in &model.letters {
         let review = or_dash(letter.review.map(|it| it.name()));

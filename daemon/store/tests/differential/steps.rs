@@ -1,7 +1,9 @@
 //! The choice of the next statement.
 
 use tenure_core::ids::{Call, Epoch, JobId, Run, Token, WorkerId};
-use tenure_core::model::{End, Heartbeat, Hold, Memory, NewJob, Refused, Review, RunEnd, Stop};
+use tenure_core::model::{
+    End, EndAnswer, Heartbeat, Hold, Memory, NewJob, Refused, Review, RunEnd, Stop,
+};
 use uuid::Uuid;
 
 use super::play::Play;
@@ -11,6 +13,21 @@ pub(crate) const JOB_TYPES: [&str; 3] = ["mail", "report", "score"];
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
 impl Play<'_> {
+    /// Daemons, and something for them to do.
+    pub(crate) fn begin(&mut self) {
+        for _ in 0..self.random.between(2, 4) {
+            let daemon = self.new_daemon();
+            self.daemons.push(daemon);
+        }
+        for nth in 0..self.daemons.len() {
+            self.register(nth);
+            self.enqueue_some();
+        }
+        for nth in 0..self.daemons.len() {
+            self.beat(nth, false);
+        }
+    }
+
     /// One random statement, or a few that belong together.
     pub(crate) fn step(&mut self) {
         let ms = self.random.between(0, 150);
@@ -43,10 +60,11 @@ impl Play<'_> {
         }
         let trusted = self.mono < daemon.trusted_until;
         match self.random.below(100) {
-            0..=24 => self.beat(nth, false),
-            25..=54 if trusted => self.claim(nth),
-            55..=89 => self.finish_some(nth),
-            90..=92 => self.hold_one(nth),
+            0..=17 => self.beat(nth, false),
+            18..=54 if trusted => self.claim(nth),
+            55..=84 => self.finish_some(nth),
+            85..=88 => self.repeat(nth),
+            89..=92 => self.hold_one(nth),
             93 => self.attach(nth),
             94 => self.assert_lease(nth),
             95 => self.repeat(nth),
@@ -92,7 +110,7 @@ impl Play<'_> {
     }
 
     fn enqueue_some(&mut self) {
-        let count = if self.random.chance(60) {
+        let count = if self.random.chance(40) {
             1
         } else {
             self.random.between(0, 5)
@@ -122,11 +140,9 @@ impl Play<'_> {
         };
         match ids {
             Ok(ids) => {
-                let rows = self
-                    .rows(&statement)
-                    .unwrap_or_else(|code| self.fail(&code));
-                let names: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-                self.bind(&names, &rows);
+                let names: Vec<(Uuid, String)> =
+                    ids.iter().map(|id| (id.0, String::new())).collect();
+                self.named(&statement, &names);
                 self.jobs.extend(ids);
             }
             Err(refused) => {
@@ -221,6 +237,7 @@ impl Play<'_> {
         let answers = self
             .model
             .finish(self.now, epoch, std::slice::from_ref(&end));
+        self.met.history += u64::from(answers == Ok(vec![EndAnswer::History]));
         let lines =
             answers.map(|answers| answers.iter().map(|it| sql::end_line(&end, *it)).collect());
         let statement = sql::finish(&self.names, id, epoch, std::slice::from_ref(&end));

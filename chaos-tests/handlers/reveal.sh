@@ -1,0 +1,7 @@
+# Prints whatever a handler can see of its daemon's secrets.
+env
+tr '\0' ' ' <"/proc/$PPID/cmdline"
+echo
+for number in /proc/$$/fd/*; do
+    echo "descriptor ${number##*/}"
+done

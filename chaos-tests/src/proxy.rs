@@ -1,0 +1,86 @@
+//! A way to PostgreSQL that can be blocked.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+/// Passes connections on to a server. Lives until the process ends.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Nothing moves; what was sent arrives later.
+    blocked: AtomicBool,
+    /// How many connections there were.
+    opened: AtomicUsize,
+    /// What these first connections send arrives never.
+    swallowed: AtomicUsize,
+}
+
+impl Proxy {
+    /// A proxy to `port` of this machine.
+    #[must_use]
+    pub fn to(port: u16) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+        let address = listener.local_addr().expect("a listener has an address");
+        let state = Arc::new(State::default());
+        let shared = Arc::clone(&state);
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let number = shared.opened.fetch_add(1, SeqCst);
+                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
+                    continue;
+                };
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    if let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) {
+                        let state = Arc::clone(&shared);
+                        thread::spawn(move || pump(from, to, number, &state));
+                    }
+                }
+            }
+        });
+        Self { address, state }
+    }
+
+    /// Where to connect to, for this database and user.
+    #[must_use]
+    pub fn url(&self, database: &str, user: &str) -> String {
+        format!("postgres://{user}@{}/{database}", self.address)
+    }
+
+    /// Holds everything back, new connections too, or lets it go on where it was.
+    pub fn block(&self, blocked: bool) {
+        self.state.blocked.store(blocked, SeqCst);
+    }
+
+    /// What is sent over the connections that there are now arrives never, and nobody is told. New connections work.
+    pub fn swallow(&self) {
+        self.state
+            .swallowed
+            .store(self.state.opened.load(SeqCst), SeqCst);
+    }
+}
+
+fn pump(mut from: TcpStream, mut to: TcpStream, number: usize, state: &State) {
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(length) = from.read(&mut buffer) {
+        while state.blocked.load(SeqCst) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        let swallow = number < state.swallowed.load(SeqCst);
+        if length == 0 && !swallow {
+            break;
+        }
+        if length == 0 || !swallow && to.write_all(&buffer[..length]).is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}

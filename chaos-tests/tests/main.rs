@@ -1,0 +1,16 @@
+//! Scenarios with the whole daemon, each with a server of its own.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr
+)]
+
+mod clocks;
+mod connections;
+mod deaths;
+mod drain;
+mod outages;
+mod persons;
+mod storm;
+mod surroundings;
