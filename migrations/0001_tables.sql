@@ -10,7 +10,7 @@
 --   2  its entry in ready has a row in requeued (only meaningful in ready)
 --   4  a person edited its data (a row in edit)
 --   8  its insert into ready asks for a wake-up (only meaningful in ready)
---  16  it came with an id of its own while workers re-attached (only meaningful in ready, and in that window)
+--  16  it came with an id of its own, or was retried, while workers re-attached (only meaningful in ready, and in that window)
 
 -- gen_random_uuid() is part of PostgreSQL from version 13 on.
 DO $$
@@ -236,6 +236,7 @@ CREATE TABLE beat (
   beat_at timestamptz NOT NULL,
   settled bigint NOT NULL,          -- claim calls up to this one have been answered or given up
   in_flight int NOT NULL,
+  told boolean NOT NULL,            -- nobody came since a heartbeat told it who the others are
   stats jsonb NOT NULL              -- lane -> [ended lately, seconds they took together]
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 

@@ -42,6 +42,14 @@ END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION open_epoch(uuid, jsonb) IS
   'The present epoch, opened first if the last one ended in a crash, switch or restore; with the last beat of this worker that the database shows (NULL: it does not know the worker). options: epoch_no, the highest that the caller has seen.';
 
+-- A worker comes: the others do not know of it before their next beat. One that is under way ends first, and the next one sees it.
+-- This is kept as a fact, not as times to compare: clocks jump, and a beat can be renewed without anybody being told.
+CREATE FUNCTION nobody_is_told() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM beat b WHERE b.worker IN (SELECT w.id FROM worker w WHERE w.status IN ('live', 'draining')) ORDER BY b.worker FOR UPDATE OF b;
+  UPDATE beat SET told = false WHERE told;
+END $$;
+
 CREATE FUNCTION register_worker(
   p_worker_id uuid, p_name text, p_version text, p_lease_ttl interval, p_heartbeat interval, p_job_types text[],
   p_concurrency int DEFAULT 1, options jsonb DEFAULT '{}'
@@ -55,10 +63,8 @@ BEGIN
   END IF;
   SELECT o.epoch, o.epoch_no, o.gate INTO v_now FROM open_epoch(p_worker_id) o;
   PERFORM assert_epoch(v_now.epoch);
-  -- A heartbeat that is under way ends before we take our time, and the next one sees us: only so does "it has beaten since" mean
-  -- "it knows of us".
-  PERFORM FROM beat b WHERE b.worker IN (SELECT w.id FROM worker w WHERE w.status IN ('live', 'draining')) ORDER BY b.worker FOR SHARE OF b;
-  INSERT INTO beat (worker, beat, beat_at, settled, in_flight, stats) VALUES (p_worker_id, 0, clock_timestamp(), 0, 0, '{}');
+  PERFORM nobody_is_told();
+  INSERT INTO beat (worker, beat, beat_at, settled, in_flight, told, stats) VALUES (p_worker_id, 0, clock_timestamp(), 0, 0, false, '{}');
   INSERT INTO worker (id, name, version, status, lease_ttl, heartbeat, job_types, concurrency, admitted, started_at)
     VALUES (p_worker_id, p_name, p_version, 'live', p_lease_ttl, p_heartbeat, p_job_types, p_concurrency, false, clock_timestamp());
   -- The others beat at once, learn of this one, and so would name it after a switch that loses this registration.
@@ -81,7 +87,7 @@ DECLARE
   v_ghosts run_end[];
 BEGIN
   -- The row lock first, then the status: recovery locks this row before it declares the worker lost.
-  UPDATE beat SET beat = greatest(beat, p_beat), beat_at = clock_timestamp(), settled = greatest(settled, p_settled), in_flight = p_in_flight,
+  UPDATE beat SET beat = greatest(beat, p_beat), beat_at = clock_timestamp(), told = true, settled = greatest(settled, p_settled), in_flight = p_in_flight,
     stats = coalesce(options -> 'stats', '{}') WHERE worker = p_worker_id;
   SELECT * INTO v_worker FROM worker WHERE id = p_worker_id;
   IF v_worker.status IS NULL OR v_worker.status NOT IN ('live', 'draining') THEN
@@ -112,7 +118,7 @@ COMMENT ON FUNCTION heartbeat(uuid, uuid, bigint, bigint, bigint[], int, jsonb) 
 CREATE FUNCTION admit(w worker) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   IF clock_timestamp() < w.started_at + 1.5 * w.heartbeat AND EXISTS (
-    SELECT FROM worker o JOIN beat b ON b.worker = o.id WHERE o.status IN ('live', 'draining') AND o.id <> w.id AND b.beat_at < w.started_at)
+    SELECT FROM worker o JOIN beat b ON b.worker = o.id WHERE o.status IN ('live', 'draining') AND o.id <> w.id AND NOT b.told)
   THEN
     RETURN false;
   END IF;

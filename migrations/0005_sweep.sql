@@ -104,7 +104,7 @@ BEGIN
     UPDATE beat b SET beat_at = v_now FROM worker w WHERE w.id = b.worker AND b.beat_at + w.lease_ttl >= v_last AND w.status IN ('live', 'draining');
     UPDATE lease SET until = until + (v_now - v_last) WHERE until >= v_last;
     -- So does a window: its time is that in which those who are waited for could speak.
-    UPDATE cluster SET opened_at = CASE WHEN opened_at <= v_last THEN opened_at + (v_now - v_last) ELSE v_now END WHERE gate = 'window';
+    UPDATE cluster SET opened_at = v_now WHERE gate = 'window';
     RETURN QUERY SELECT true, c.gate, 0, 0, 0, 0::bigint FROM cluster c;
     RETURN;
   END IF;

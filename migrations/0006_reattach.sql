@@ -168,15 +168,18 @@ BEGIN
     PERFORM refuse('TN007', 'a statement (kind ' || v_bad || ') lacks job, run, token, attempt, call (hold) or the job_type of its row, or has an unknown kind');
   END IF;
   -- Beats first, by id: recovery passes by whoever is speaking.
+  IF options ? 'name' AND NOT EXISTS (SELECT FROM worker w WHERE w.id = p_worker_id) THEN
+    PERFORM nobody_is_told();
+  END IF;
   PERFORM FROM beat b WHERE b.worker = p_worker_id OR b.worker = ANY (v_predecessors) ORDER BY b.worker FOR UPDATE;
   UPDATE beat SET beat = greatest(beat, p_beat), beat_at = clock_timestamp() WHERE worker = p_worker_id;
   -- Its registration may be part of what was lost.
-  INSERT INTO beat (worker, beat, beat_at, settled, in_flight, stats) SELECT p_worker_id, p_beat, clock_timestamp(), 0, 0, '{}'
+  INSERT INTO beat (worker, beat, beat_at, settled, in_flight, told, stats) SELECT p_worker_id, p_beat, clock_timestamp(), 0, 0, false, '{}'
     WHERE options ? 'name' ON CONFLICT (worker) DO NOTHING;
   INSERT INTO worker (id, name, version, status, lease_ttl, heartbeat, job_types, concurrency, admitted, started_at)
     SELECT p_worker_id, options ->> 'name', coalesce(options ->> 'version', ''), 'live', (options ->> 'lease_ttl_ms')::bigint * interval '1 ms',
       (options ->> 'heartbeat_ms')::bigint * interval '1 ms', ARRAY(SELECT jsonb_array_elements_text(options -> 'job_types')),
-      coalesce((options ->> 'concurrency')::int, 1), true, clock_timestamp()
+      coalesce((options ->> 'concurrency')::int, 1), false, clock_timestamp()
     WHERE options ? 'name' ON CONFLICT (id) DO NOTHING;
   v_alive := EXISTS (SELECT FROM worker w WHERE w.id = p_worker_id AND w.status IN ('live', 'draining'));
   -- Whoever this worker knew must speak too, or its lease must end, before old jobs are claimed.

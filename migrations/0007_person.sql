@@ -2,30 +2,27 @@
 -- What people do with jobs.
 
 -- While workers re-attach, the database may not show what became of a job.
-CREATE FUNCTION assert_gate(p_created_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION assert_gate(p_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_cluster cluster;
+  v_pos bigint;
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     PERFORM refuse('TN007', 'this function needs READ COMMITTED, the transaction is ' || upper(current_setting('transaction_isolation')));
   END IF;
+  SELECT j.pos INTO v_pos FROM job j WHERE j.id = p_id;
+  IF NOT FOUND THEN
+    PERFORM refuse('TN005', format('no job %s', p_id));
+  END IF;
   SELECT * INTO v_cluster FROM cluster;
-  IF NOT EXISTS (SELECT FROM here h WHERE h.epoch = v_cluster.epoch) OR v_cluster.gate = 'window' AND p_created_at < v_cluster.opened_at THEN
+  -- What is from before is seen by its position: the clock of this server may be behind that of the last one.
+  IF NOT EXISTS (SELECT FROM here h WHERE h.epoch = v_cluster.epoch) OR v_cluster.gate = 'window' AND coalesce(v_pos, 0) <= v_cluster.mark THEN
     PERFORM refuse('TN002', 'workers are re-attaching after a switch or restart of the database', 'Try again in a moment.');
   ELSIF v_cluster.gate = 'hold' THEN
     PERFORM refuse('TN003', 'the gate is on hold after a switch', 'Look at tenure cluster status, then decide with tenure cluster resume.');
   END IF;
 END $$;
 
-CREATE FUNCTION created_at_of(p_id uuid) RETURNS timestamptz LANGUAGE plpgsql AS $$
-DECLARE
-  v_created_at timestamptz := (SELECT j.created_at FROM job j WHERE j.id = p_id);
-BEGIN
-  IF v_created_at IS NULL THEN
-    PERFORM refuse('TN005', format('no job %s', p_id));
-  END IF;
-  RETURN v_created_at;
-END $$;
 
 -- Ends a job that does not run. False: it does not wait (any more).
 CREATE FUNCTION end_waiting(p_id uuid, p_kind text, p_by text, p_reason text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -52,7 +49,7 @@ DECLARE
   v_status text;
   v_worker uuid;
 BEGIN
-  PERFORM assert_gate(created_at_of(p_id));
+  PERFORM assert_gate(p_id);
   FOR v_try IN 1 .. 100 LOOP
     SELECT o.status INTO v_status FROM outcome o WHERE o.id = p_id;
     IF FOUND THEN RETURN v_status; END IF;
@@ -107,7 +104,7 @@ BEGIN
   END IF;
   v_pos := nextval('ready_pos');
   INSERT INTO ready (lane, priority, pos, id, run, attempts, flags, ready_at)
-    VALUES (j.lane, j.priority, v_pos, o.id, o.run + 1, 0, v_flags | 2 | 8, clock_timestamp());
+    SELECT j.lane, j.priority, v_pos, o.id, o.run + 1, 0, v_flags | 2 | 8 | CASE WHEN c.gate = 'open' THEN 0 ELSE 16 END, clock_timestamp() FROM cluster c;
   INSERT INTO requeued (id, lane, priority, pos) VALUES (o.id, j.lane, j.priority, v_pos);
 END $$;
 
@@ -115,7 +112,7 @@ CREATE FUNCTION retry(job_id uuid, options jsonb DEFAULT '{}') RETURNS text LANG
 DECLARE
   o outcome;
 BEGIN
-  PERFORM assert_gate(created_at_of(job_id));
+  PERFORM assert_gate(job_id);
   SELECT * INTO o FROM outcome WHERE id = job_id FOR UPDATE;
   IF NOT FOUND OR o.status = 'completed' THEN
     PERFORM refuse('TN006', format('job %s is %s', job_id, coalesce(o.status, status_of(job_id), 'changing its state')),
@@ -154,7 +151,7 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM refuse('TN005', format('no dead letter %s', dead_letter_id));
   END IF;
-  PERFORM assert_gate(created_at_of(d.job_id));
+  PERFORM assert_gate(d.job_id);
   -- The outcome before the letter, as all do that reopen a job.
   SELECT * INTO o FROM outcome WHERE id = d.job_id FOR UPDATE;
   SELECT * INTO d FROM dead_letter WHERE id = dead_letter_id FOR UPDATE;
@@ -183,7 +180,7 @@ BEGIN
   IF coalesce(btrim(reviewer), '') = '' THEN
     PERFORM refuse('TN007', 'reviewer is missing: say who decides');
   END IF;
-  PERFORM assert_gate(created_at_of(job_id));
+  PERFORM assert_gate(job_id);
   SELECT * INTO o FROM outcome WHERE id = job_id FOR UPDATE;
   IF FOUND AND o.status <> 'completed' THEN
     PERFORM end_anew(o, 'completed', 'fixed', reviewer, note);

@@ -2,6 +2,4 @@
 env
 tr '\0' ' ' <"/proc/$PPID/cmdline"
 echo
-for number in /proc/$$/fd/*; do
-    echo "descriptor ${number##*/}"
-done
+ls -l "/proc/$$/fd"

@@ -22,7 +22,7 @@ pub mod verdict;
 mod witness;
 
 pub use daemon::Daemon;
-pub use lab::{Lab, PATIENCE, enqueue_many};
+pub use lab::{Lab, PATIENCE, UNFINISHED, enqueue_many};
 pub use pooler::Pooler;
 pub use proxy::Proxy;
 pub use witness::{Line, What, read};

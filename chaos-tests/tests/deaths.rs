@@ -1,6 +1,6 @@
 //! How a daemon dies, and what becomes of its jobs.
 
-use chaos_tests::{Lab, What};
+use chaos_tests::{Lab, UNFINISHED, What};
 use nix::sys::signal::Signal;
 
 fn attempts(lab: &Lab, job: &str) -> String {
@@ -157,10 +157,7 @@ fn a_namesake_takes_nothing_from_the_one_that_drains() {
     old.signal(Signal::SIGTERM);
     let _new = lab.daemon("a", &[]);
     assert_eq!(old.wait().code(), Some(0), "{}", old.log());
-    lab.until(
-        "SELECT count(*) FROM tenure.jobs WHERE status <> 'completed'",
-        "0",
-    );
+    lab.until(UNFINISHED, "0");
     assert_eq!(lab.count(What::Start), 50);
     lab.assert_sound(&jobs);
 }

@@ -10,6 +10,7 @@ mod clocks;
 mod connections;
 mod deaths;
 mod drain;
+mod everything;
 mod outages;
 mod persons;
 mod storm;

@@ -3,13 +3,10 @@
 use std::thread;
 use std::time::Duration;
 
-use chaos_tests::{Lab, What};
+use chaos_tests::{Lab, UNFINISHED, What};
 
 fn until_all_completed(lab: &Lab) {
-    lab.until(
-        "SELECT count(*) FROM tenure.jobs WHERE status <> 'completed'",
-        "0",
-    );
+    lab.until(UNFINISHED, "0");
 }
 
 #[test]
@@ -85,7 +82,7 @@ fn ends_are_said_until_they_are_taken() {
     lab.wait_for(|| {
         lab.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'app' AND pid <> pg_backend_pid() AND random() < 0.3");
         thread::sleep(Duration::from_millis(300));
-        match lab.value("SELECT count(*) FROM tenure.jobs WHERE status <> 'completed'").as_str() {
+        match lab.value(UNFINISHED).as_str() {
             "0" => Ok(()),
             left => Err(format!("{left} are left")),
         }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use chaos_tests::{Daemon, Lab, What, enqueue_many};
+use chaos_tests::{Daemon, Lab, UNFINISHED, What, enqueue_many};
 use nix::sys::signal::Signal;
 
 const SHORT: usize = 3_000;
@@ -41,10 +41,7 @@ fn nothing_is_lost_and_nothing_runs_twice() {
         });
         let acknowledged = produce(&lab);
         let daemons = battered.map(|thread| thread.join().unwrap());
-        lab.until(
-            "SELECT count(*) FROM tenure.jobs WHERE status <> 'completed'",
-            "0",
-        );
+        lab.until(UNFINISHED, "0");
         for mut daemon in daemons {
             assert_eq!(daemon.stop(), 0, "{}", daemon.log());
         }

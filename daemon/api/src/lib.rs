@@ -8,6 +8,7 @@ mod answer;
 mod health;
 mod jobs;
 mod listen;
+mod queue;
 mod state;
 
 use axum::Router;
@@ -23,6 +24,7 @@ use state::Shared;
 
 pub use access::Access;
 pub use listen::{ListenError, Listener};
+pub use queue::Queue;
 pub use state::State;
 
 /// The routes.
@@ -80,6 +82,7 @@ async fn readyz(Extract(shared): Extract<Shared>) -> Answer {
 async fn metrics(Extract(shared): Extract<Shared>) -> Response {
     const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
     shared.status.write_metrics();
+    shared.queue.write_metrics(&shared.db).await;
     ([(header::CONTENT_TYPE, TEXT)], shared.metrics.render()).into_response()
 }
 

@@ -9,6 +9,7 @@ use tenure_runtime::status::Status;
 use tenure_store::session::Db;
 
 use crate::access::Access;
+use crate::queue::Queue;
 
 /// What the interface needs.
 pub struct State {
@@ -24,6 +25,8 @@ pub struct State {
     pub heartbeat_limit: Duration,
     /// What `/metrics` prints.
     pub metrics: PrometheusHandle,
+    /// What it prints of the whole queue.
+    pub queue: Queue,
 }
 
 /// [`State`], shared by all requests.

@@ -61,6 +61,7 @@ impl House {
             status: Arc::clone(&status),
             heartbeat_limit: Duration::from_secs(60),
             metrics: PrometheusBuilder::new().build_recorder().handle(),
+            queue: tenure_api::Queue::default(),
         };
         let listener = Listener::open(listen).await.unwrap();
         let address = format!("http://{}", listener.address());

@@ -247,11 +247,12 @@ impl Daemon {
             _ = &mut speaker => Err(DaemonError::Task("speaker")),
             _ = &mut sweeper => Err(DaemonError::Task("sweeper")),
         };
+        // No heartbeat may follow the word that this worker leaves.
+        rest.cancel();
+        let _ = tokio::task::spawn_blocking(move || heart.join()).await;
         if outcome.is_ok() {
             self.leave(&leases, &ends).await;
         }
-        rest.cancel();
-        let _ = tokio::task::spawn_blocking(move || heart.join()).await;
         if let Some(guarding) = guarding {
             guarding.abort();
         }
@@ -302,6 +303,10 @@ impl Daemon {
                     }
                     Command::Release => ends.nudge(),
                     Command::Exit { clean: true } => return Outcome::Clean,
+                    // What is kept in state_dir is not lost: the next start says it.
+                    Command::Exit { clean: false } if leases.running() == 0 && ends.are_kept() => {
+                        return Outcome::Clean;
+                    }
                     Command::Exit { clean: false } => return Outcome::Unclean,
                 }
             }

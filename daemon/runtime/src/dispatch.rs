@@ -7,14 +7,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::ids::{Call, Lane};
+use tenure_core::ids::{Call, Epoch, Lane, WorkerId};
 use tenure_core::lease::event::Event as LeaseEvent;
 use tenure_core::poll::{Command, Event, Poller};
 use tenure_core::time::Mono;
+use tenure_store::claim::{ClaimRequest, Mark};
 use tenure_store::error::StoreError;
 use tenure_store::session::Db;
 use tenure_store::value::since;
-use tenure_store::worker::{ClaimRequest, Mark};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -66,6 +66,8 @@ pub(crate) struct Dispatcher {
     todo: Vec<Command>,
     /// A claim is under way.
     claiming: bool,
+    /// The registration that all of this is about.
+    member: Option<(WorkerId, Epoch)>,
 }
 
 type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
@@ -109,6 +111,7 @@ impl Dispatcher {
             lanes_wanted: i32::MAX,
             todo: Vec::new(),
             claiming: false,
+            member: None,
         }
     }
 
@@ -124,7 +127,8 @@ impl Dispatcher {
                     return;
                 }
             }
-            if !stopping && self.leases.member().is_some() {
+            self.notice_registration();
+            if !stopping && self.member.is_some() {
                 if self.lanes.seen() < self.lanes_wanted && !asking_lanes {
                     asking_lanes = true;
                     // A word about a new lane that comes while we ask leads to another question.
@@ -165,9 +169,23 @@ impl Dispatcher {
         }
     }
 
+    /// Under another registration or in another epoch everything begins anew.
+    fn notice_registration(&mut self) {
+        let member = self.leases.member();
+        if member != self.member {
+            self.member = member;
+            if member.is_some() {
+                self.marks.forget();
+                self.todo.clear();
+                self.lanes_wanted = i32::MAX;
+                self.poll(Event::Registered);
+            }
+        }
+    }
+
     fn wake_at(&self) -> Option<Mono> {
         // Without a registration there is nothing to do but to wait for it: a note tells.
-        self.leases.member()?;
+        self.member?;
         self.poller.wake_at()
     }
 
@@ -178,12 +196,8 @@ impl Dispatcher {
                 self.lanes_wanted = self.lanes_wanted.max(highest);
                 return;
             }
-            Note::Registered => {
-                self.marks.forget();
-                self.todo.clear();
-                self.lanes_wanted = i32::MAX;
-                Event::Registered
-            }
+            // The registration itself is read in the loop.
+            Note::Registered => return,
             Note::Freed(pool) => {
                 self.free[pool] += 1;
                 Event::Free(true)

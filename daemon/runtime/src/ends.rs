@@ -96,11 +96,11 @@ impl Ends {
         state.compact();
     }
 
-    /// This process is now that worker.
+    /// This process is now that worker, and what its predecessors left has been said.
     pub(crate) fn registered(&self, worker: WorkerId) {
         let mut state = self.state();
         state.worker = Some(worker);
-        state.note(|journal| journal.worker(worker));
+        state.rewrite();
     }
 
     /// All that is not confirmed.
@@ -153,16 +153,18 @@ impl State {
     }
 
     fn compact(&mut self) {
-        let Self {
+        if self.journal.as_ref().is_some_and(Journal::wants_compaction) {
+            self.rewrite();
+        }
+    }
+
+    fn rewrite(&mut self) {
+        if let Self {
             open,
             journal: Some(journal),
             worker,
             ..
         } = self
-        else {
-            return;
-        };
-        if journal.wants_compaction()
             && let Err(error) = journal.compact(*worker, open.values())
         {
             error!(%error, "The journal in state_dir cannot be written anew.");

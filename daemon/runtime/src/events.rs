@@ -43,6 +43,18 @@ pub fn describe() {
         "tenure_slots",
         "Slots of each pool, by state: free or busy."
     );
+    describe_gauge!(
+        "tenure_jobs",
+        "Jobs of the whole queue, by job type and status; up to 100,000 each."
+    );
+    describe_gauge!(
+        "tenure_dead_letters",
+        "Dead letters that wait for review, by job type."
+    );
+    describe_gauge!(
+        "tenure_oldest_pending_age_seconds",
+        "For how long the oldest ready job of a type has been ready."
+    );
     describe_gauge!("tenure_listener_up", "1 while notifications arrive.");
     describe_gauge!(
         "tenure_unconfirmed_ends",
@@ -104,6 +116,21 @@ pub fn ghosts(count: i32) {
 pub fn slots(pool: &str, free: usize, busy: usize) {
     gauge!("tenure_slots", "pool" => pool.to_owned(), "state" => "free").set(free as f64);
     gauge!("tenure_slots", "pool" => pool.to_owned(), "state" => "busy").set(busy as f64);
+}
+
+/// Numbers of one job type in the whole queue. Job types are as many as there are; the database bounds them by its lanes.
+pub fn queue(job_type: &str, pending: i64, running: i64, failed: i64, oldest_pending: Option<f64>) {
+    for (status, jobs) in [
+        ("pending", pending),
+        ("running", running),
+        ("failed", failed),
+    ] {
+        gauge!("tenure_jobs", "job_type" => job_type.to_owned(), "status" => status)
+            .set(jobs as f64);
+    }
+    gauge!("tenure_dead_letters", "job_type" => job_type.to_owned()).set(failed as f64);
+    gauge!("tenure_oldest_pending_age_seconds", "job_type" => job_type.to_owned())
+        .set(oldest_pending.unwrap_or(0.0));
 }
 
 /// How old the last confirmed heartbeat is.

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -12,8 +13,9 @@ use tenure_core::ids::{Beat, Call, Epoch, Token, WorkerId};
 use tenure_core::lease::event::Event;
 use tenure_core::time::Mono;
 use tenure_store::error::StoreError;
+use tenure_store::finish::{Answer, EndAnswer};
 use tenure_store::session::{Notifications, Session, Target};
-use tenure_store::worker::{Answer, EndAnswer, Registration};
+use tenure_store::worker::Registration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -26,6 +28,12 @@ use crate::leases::{Leases, Order};
 use crate::stats::Stats;
 use crate::status::Status;
 
+/// The other workers beat at once when they hear of a new one, and then it may claim; it looks again after these times.
+const ADMITTED: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(250),
+    Duration::from_secs(1),
+];
 /// So many beats lie between two notifications to itself.
 const PING_EVERY: i64 = 10;
 
@@ -181,6 +189,13 @@ impl Heart {
         self.leases
             .registered(worker, epoch, epoch_no, asked_at, &[]);
         self.note(Note::Registered);
+        let notes = self.notes.clone();
+        drop(tokio::task::spawn_local(async move {
+            for wait in ADMITTED {
+                tokio::time::sleep(wait).await;
+                let _ = notes.try_send(Note::Woken);
+            }
+        }));
         Ok(())
     }
 

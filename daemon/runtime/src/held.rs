@@ -7,7 +7,8 @@ use serde_json::value::RawValue;
 use tenure_core::ids::{Call, Token};
 use tenure_protocol::directives::FollowUp;
 use tenure_protocol::verdict::{Ended, Verdict};
-use tenure_store::worker::{Claimed, EndKind, RunEnd};
+use tenure_store::claim::Claimed;
+use tenure_store::finish::{EndKind, RunEnd};
 use uuid::Uuid;
 
 /// A job under a lease of this worker.

@@ -98,14 +98,6 @@ impl Journal {
         ))
     }
 
-    /// This process is now that worker.
-    ///
-    /// # Errors
-    /// Of the file.
-    pub(crate) fn worker(&mut self, worker: WorkerId) -> io::Result<()> {
-        self.append(&Line::Worker(worker))
-    }
-
     /// A run has ended.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use tenure_core::ids::Lane;
-use tenure_store::worker::Mark;
+use tenure_store::claim::Mark;
 
 /// More priorities than this are not kept: they would make claims slower, not faster.
 const MOST: usize = 500;

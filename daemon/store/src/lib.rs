@@ -4,10 +4,13 @@
 //! they imply.
 
 pub mod address;
+pub mod claim;
 pub mod error;
+pub mod finish;
 mod look;
 pub mod migrate;
 pub mod person;
+mod row;
 pub mod session;
 pub mod tls;
 pub mod value;

@@ -250,8 +250,8 @@ fn unique_keys_of_two_at_once(lab: &Lab) {
             }
         };
         let call = |jobs: Vec<String>| format!("SELECT enqueue_many('[{}]')", jobs.join(","));
-        let up = call((0..50).map(job).collect());
-        let down = call((0..50).rev().map(job).collect());
+        let up = call((0..400).map(job).collect());
+        let down = call((0..400).rev().map(job).collect());
         thread::scope(|scope| {
             scope.spawn(|| a.run(&up));
             b.run(&down);

@@ -19,6 +19,7 @@ mod persons;
 mod races;
 mod reattach;
 mod roles;
+mod sessions;
 mod stops;
 mod storm;
 mod support;

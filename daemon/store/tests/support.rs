@@ -160,7 +160,8 @@ const BROKEN: &str = "
     LEFT JOIN key_owner k ON (k.job_type, k.tenant, k.key, k.id) = (j.job_type, j.tenant, j.unique_key, j.id)
     WHERE p.place <> 'outcome' AND p.flags & 1 <> 0 AND k.id IS NULL
   UNION ALL SELECT 'key of no live job', k.id, k.key FROM key_owner k
-    WHERE NOT EXISTS (SELECT FROM place p WHERE p.id = k.id AND p.place <> 'outcome' AND p.flags & 1 <> 0)
+    WHERE NOT EXISTS (SELECT FROM place p JOIN job j USING (id) WHERE p.id = k.id AND p.place <> 'outcome' AND p.flags & 1 <> 0
+      AND (j.job_type, j.tenant, j.unique_key) = (k.job_type, k.tenant, k.key))
   UNION ALL SELECT 'open dead letter of a job that has not failed', d.job_id, p.place FROM dead_letter d JOIN place p ON p.id = d.job_id
     WHERE d.reviewed_at IS NULL AND p.place <> 'outcome'
   UNION ALL SELECT 'failed job without one open dead letter', o.id, NULL FROM outcome o WHERE o.status = 'failed'

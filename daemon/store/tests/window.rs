@@ -301,7 +301,12 @@ fn rosters(lab: &Lab) {
         "it is registered again"
     );
     c.enqueue("m", "");
-    assert_eq!(unknown.claim(&mut c, "m", 1).len(), 1);
+    w.beat(&mut c, &[]).unwrap();
+    assert_eq!(
+        unknown.claim(&mut c, "m", 1).len(),
+        1,
+        "and claims once the others know of it again"
+    );
     // Without its registration it must not go on.
     let mut nameless = Worker {
         id: c.one("SELECT random_uuid()"),

@@ -4,10 +4,9 @@
 //   http = { url = "http://127.0.0.1:8080/count-words", timeout = "30s", secret_file = "/run/secrets/webhook" }
 //
 //   WEBHOOK_SECRET_FILE=/run/secrets/webhook PORT=8080 node server.js
-const crypto = require("node:crypto");
-const fs = require("node:fs");
-const http = require("node:http");
-const { buffer } = require("node:stream/consumers");
+const crypto = require("crypto");
+const fs = require("fs");
+const http = require("http");
 
 const secret = fs.readFileSync(process.env.WEBHOOK_SECRET_FILE, "utf8").trim();
 const key = secret.startsWith("whsec_") ? Buffer.from(secret.slice(6), "base64") : Buffer.from(secret);
@@ -17,17 +16,19 @@ function isOurs(headers, body) {
   const time = headers["webhook-timestamp"];
   if (!(Math.abs(Date.now() / 1000 - Number(time)) < 300)) return false;
   const right = crypto.createHmac("sha256", key).update(`${headers["webhook-id"]}.${time}.`).update(body).digest();
-  return (headers["webhook-signature"] ?? "").split(" ").some((signature) => {
+  return (headers["webhook-signature"] || "").split(" ").some((signature) => {
     const given = Buffer.from(signature.replace(/^v1,/, ""), "base64");
     return given.length === right.length && crypto.timingSafeEqual(given, right);
   });
 }
 
 async function answer(request) {
-  const body = await buffer(request);
+  const chunks = [];
+  for await (const chunk of request) chunks.push(chunk);
+  const body = Buffer.concat(chunks);
   if (!isOurs(request.headers, body)) return [401, "the signature is missing or wrong"];
   const { data } = JSON.parse(body);
-  if (typeof data?.text !== "string") return [422, "data.text must be a text"]; // never again
+  if (!data || typeof data.text !== "string") return [422, "data.text must be a text"]; // never again
   return [200, { words: data.text.split(/\s+/).filter(Boolean).length }];
 }
 
@@ -40,5 +41,5 @@ const server = http.createServer(async (request, response) => {
   }
   response.writeHead(status, { "Content-Type": "application/json" }).end(JSON.stringify(said));
 });
-server.listen(Number(process.env.PORT ?? 8080), "127.0.0.1");
+server.listen(Number(process.env.PORT || 8080), "127.0.0.1");
 process.on("SIGTERM", () => server.close());

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook_tokio::Signals;
-use tenure_api::{Access, Listener, State};
+use tenure_api::{Access, Listener, Queue, State};
 use tenure_runtime::daemon::{Daemon, DaemonError, Outcome};
 use tenure_runtime::events;
 use tenure_runtime::settings::{Api, Listen, Secret, Settings};
@@ -20,6 +20,9 @@ use crate::{config, logging};
 
 /// Threads for the work; the heart has its own besides.
 const THREADS: usize = 2;
+
+/// For handlers that ask for it.
+pub(super) const RERUN: &str = "after_lost_commits = \"rerun\" has no effect in this version: a switch that loses commits is not made good yet.";
 
 /// Upper ends of the buckets of durations, in seconds.
 const BUCKETS: [f64; 14] = [
@@ -58,6 +61,9 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
             "No handler is configured: this daemon will run no job. Add a [handlers.NAME] section."
         );
     }
+    if settings.handlers.ask_for_rerun() {
+        tracing::warn!("{RERUN}");
+    }
     let api = settings.api.clone();
     let heartbeat_limit = settings.worker.lease_ttl;
     let listener = open(&api).await?;
@@ -72,6 +78,7 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
         status: daemon.status(),
         heartbeat_limit,
         metrics: metrics.clone(),
+        queue: Queue::default(),
     };
     let stop = CancellationToken::new();
     let working = async {

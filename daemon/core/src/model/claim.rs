@@ -93,8 +93,8 @@ impl Database {
         ready
     }
 
-    /// A new worker claims when all others know of it, since after a switch that loses its registration they must name it:
-    /// when they have beaten since it came, or had time to.
+    /// A new worker claims when all others know of it, since after a switch that loses its registration they must name it. They
+    /// are told by their beats; it waits for them no longer than they have time to.
     fn admit(&mut self, now: Moment, id: WorkerId) -> bool {
         let Some(me) = self
             .workers
@@ -103,9 +103,10 @@ impl Database {
         else {
             return false;
         };
-        let known = self.workers.iter().all(|(other, worker)| {
-            *other == id || !worker.is_there() || worker.beat_at >= me.started_at
-        });
+        let known = self
+            .workers
+            .iter()
+            .all(|(other, worker)| *other == id || !worker.is_there() || worker.told);
         let waited = 2 * (now - me.started_at) >= 3 * me.heartbeat;
         let admitted = me.admitted || known || waited;
         if let Some(me) = self.workers.get_mut(&id) {

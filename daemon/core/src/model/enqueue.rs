@@ -108,6 +108,7 @@ impl Database {
             asked,
             run: Run(0),
             attempts: 0,
+            first_pos: matches!(place, Place::Ready { .. }).then_some(pos.0),
             place,
             edit: None,
             keyed,

@@ -110,23 +110,27 @@ impl Database {
             return Err(Refused::Input);
         }
         let opened = self.open_epoch(now, id, 0);
-        self.insert_worker(now, id, registration, 0, false);
+        self.insert_worker(now, id, registration, 0);
         Ok(opened)
     }
 
+    /// A new worker, of which no other has been told yet.
     pub(super) fn insert_worker(
         &mut self,
         now: Moment,
         id: WorkerId,
         registration: Registration,
         beat: i64,
-        admitted: bool,
     ) {
+        for other in self.workers.values_mut() {
+            other.told = false;
+        }
         let worker = Worker {
             status: WorkerStatus::Live,
             lease_ttl: registration.lease_ttl,
             heartbeat: registration.heartbeat,
-            admitted,
+            admitted: false,
+            told: false,
             started_at: now,
             beat,
             beat_at: now,
@@ -158,6 +162,7 @@ impl Database {
         let worker = self.worker_there(id)?;
         worker.beat = worker.beat.max(said.beat);
         worker.beat_at = now;
+        worker.told = true;
         worker.settled = worker.settled.max(said.settled);
         if said.draining {
             worker.status = WorkerStatus::Draining;

@@ -107,9 +107,11 @@ pub struct Job {
     pub edit: Option<String>,
     /// It is to keep its unique key, and has it while it lives.
     pub keyed: bool,
-    /// It came with an id of its own while workers re-attached: it may repeat an enqueue that was lost, of a job that one of them
-    /// still holds.
+    /// It came with an id of its own, or was retried, while workers re-attached: it may repeat an enqueue that was lost, of a job
+    /// that one of them still holds.
     pub repeated: bool,
+    /// Its position at the enqueue, if it was ready then.
+    pub first_pos: Option<u64>,
 }
 
 /// Where a job stands.
@@ -252,6 +254,8 @@ pub struct Worker {
     pub heartbeat: i64,
     /// It may claim: the others know of it.
     pub admitted: bool,
+    /// Nobody registered since a beat told it who the others are.
+    pub told: bool,
     /// When it registered.
     pub started_at: Moment,
     /// The number of its last beat.

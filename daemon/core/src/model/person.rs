@@ -27,10 +27,12 @@ impl Review {
 }
 
 impl Database {
-    /// While workers re-attach, the database may not show what became of a job.
+    /// While workers re-attach, the database may not show what became of a job from before. Times do not tell which those are:
+    /// the clock of this server may be behind that of the last one.
     fn assert_gate(&self, id: JobId) -> Result<&Job, Refused> {
         let job = self.jobs.get(&id).ok_or(Refused::NotFound)?;
-        let from_before = self.gate == Gate::Window && job.asked.created_at < self.opened_at;
+        let from_before =
+            self.gate == Gate::Window && job.first_pos.is_none_or(|pos| pos <= self.mark);
         match self.gate {
             _ if !self.here || from_before => Err(Refused::Reattaching),
             Gate::Hold => Err(Refused::OnHold),
@@ -78,9 +80,11 @@ impl Database {
         }
         self.reopen(id, Review::Retry);
         let pos = self.next_pos();
+        let repeated = self.gate != Gate::Open;
         if let Some(job) = self.jobs.get_mut(&id) {
             job.run.0 += 1;
             job.attempts = 0;
+            job.repeated = repeated;
             job.keyed = job.asked.unique_key.is_some();
             job.edit = edit.or_else(|| job.edit.take());
             job.place = Place::Ready { pos };

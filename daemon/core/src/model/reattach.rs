@@ -160,14 +160,11 @@ impl Database {
     }
 
     fn register_again(&mut self, now: Moment, id: WorkerId, said: &Reattach) {
-        let Some(registration) = said.registration else {
-            return;
-        };
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.beat = worker.beat.max(said.beat);
             worker.beat_at = now;
-        } else {
-            self.insert_worker(now, id, registration, said.beat, true);
+        } else if let Some(registration) = said.registration {
+            self.insert_worker(now, id, registration, said.beat);
         }
     }
 
@@ -263,6 +260,7 @@ impl Database {
             edit: None,
             keyed: asked.unique_key.is_some(),
             repeated: false,
+            first_pos: None,
         };
         self.jobs.insert(id, job);
         self.retake_key(id);

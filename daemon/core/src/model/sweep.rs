@@ -90,11 +90,7 @@ impl Database {
         }
         if self.gate == Gate::Window {
             // The window's time, too, is the time in which its workers could speak.
-            self.opened_at = if self.opened_at <= before {
-                self.opened_at + now - before
-            } else {
-                now
-            };
+            self.opened_at = now;
         }
     }
 

@@ -19,10 +19,7 @@ use tokio::time::sleep;
 
 use super::{Executor, Stop, StopSignal, Task};
 use crate::guard::register_self;
-use crate::settings::ExecSettings;
-
-/// The search path of a handler whose settings do not pass on the daemon's; the same that systemd gives.
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+use crate::settings::{DEFAULT_PATH, ExecSettings};
 
 /// What passes by itself is tried again this often: a program that is just being written, a guard that is being replaced.
 const TRIES: u32 = 60;

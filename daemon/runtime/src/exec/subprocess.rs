@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tenure_protocol::output::{Capped, Output};
-use tenure_protocol::verdict::{Ended, ExitCodes, Verdict, exit_verdict, explained, last_line};
+use tenure_protocol::verdict::{Ended, Verdict, exit_verdict, explained, last_line};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{sleep_until, timeout};
 
@@ -19,7 +19,7 @@ use super::exit::Exit;
 use super::spawn::{NotSpawned, leader, spawn};
 use super::{Executor, StopSignal, Task, after, next_order, stopped};
 use crate::guard::Guard;
-use crate::settings::{ExecSettings, ExitMeaning};
+use crate::settings::ExecSettings;
 
 /// How long the rest of a handler's group may write after the handler has ended (a pipeline's last part may still flush),
 /// and how long is read on after that rest was killed.
@@ -199,7 +199,7 @@ fn conclude(
             let limit = humantime::format_duration(task.timeout);
             failed(Verdict::RETRY, &format!("timed out after {limit}"))
         }
-        (None, How::Exit(code)) => match exit_verdict(*code, &exit_codes(settings)) {
+        (None, How::Exit(code)) => match exit_verdict(*code, &settings.exit_codes) {
             Verdict::Done => Ended::answered(result),
             verdict => failed(verdict, &format!("exit code {code}")),
         },
@@ -227,20 +227,6 @@ fn killed_by(signal: i32) -> String {
         ""
     };
     format!("killed by {name}{hint}")
-}
-
-fn exit_codes(settings: &ExecSettings) -> ExitCodes {
-    use tenure_protocol::verdict::ExitMeaning as Meaning;
-    let meaning = |meaning: &ExitMeaning| match meaning {
-        ExitMeaning::Done => Meaning::Done,
-        ExitMeaning::Retry => Meaning::Retry,
-        ExitMeaning::Dead => Meaning::Dead,
-    };
-    settings
-        .exit_codes
-        .iter()
-        .map(|(code, m)| (*code, meaning(m)))
-        .collect()
 }
 
 /// Writes the envelope and closes the pipe. A handler need not read it.

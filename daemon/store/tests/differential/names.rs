@@ -28,9 +28,9 @@ impl Names {
 
     /// A line from the database, with all names in it as the model has them.
     pub(crate) fn translate(&self, line: &str) -> String {
-        line.split_inclusive(|c: char| c == ' ' || c == ',' || c == '{' || c == '}')
+        line.split_inclusive([' ', ','])
             .map(|piece| {
-                let word = piece.trim_end_matches([' ', ',', '{', '}']);
+                let word = piece.trim_end_matches([' ', ',']);
                 match Uuid::try_parse(word) {
                     Ok(name) if word.len() == 36 => format!("{}{}", self.model(name), &piece[36..]),
                     _ => piece.to_owned(),

@@ -97,7 +97,7 @@ impl<'p> Play<'p> {
     }
 
     pub(crate) fn new_daemon(&mut self) -> Daemon {
-        let heartbeat = self.random.between(1, 4) * 1_000;
+        let heartbeat = self.random.between(2, 5) * 1_000;
         let registration = Registration {
             lease_ttl: heartbeat * self.random.between(3, 4),
             heartbeat,

@@ -28,6 +28,17 @@ impl Play<'_> {
         }
     }
 
+    /// All daemons that can send a beat.
+    pub(crate) fn all_beat(&mut self) {
+        for nth in 0..self.daemons.len() {
+            let daemon = &self.daemons[nth];
+            let current = daemon.epoch == Some(self.model.epoch) && self.model.here;
+            if current && !daemon.dead && self.mono >= daemon.silent_until {
+                self.beat(nth, false);
+            }
+        }
+    }
+
     /// One random statement, or a few that belong together.
     pub(crate) fn step(&mut self) {
         let ms = self.random.between(0, 150);
@@ -56,7 +67,13 @@ impl Play<'_> {
             if self.random.chance(20) {
                 self.beat(nth, false);
             }
-            return self.attach(nth);
+            if self.mono < self.daemons[nth].trusted_until {
+                return self.attach(nth);
+            }
+            // It was cut off for so long that it may have been declared lost, and then it does not know who came since. What it
+            // says must not close a window, so it speaks under a new id, and the old one is waited for.
+            self.start_anew(nth);
+            return self.register(nth);
         }
         let trusted = self.mono < daemon.trusted_until;
         match self.random.below(100) {
@@ -132,8 +149,12 @@ impl Play<'_> {
                 _ => job.job_type = "mail*".to_owned(),
             }
         }
-        let ids = self.model.enqueue(self.now, &jobs);
-        let statement = match &jobs[..] {
+        self.enqueue(&jobs);
+    }
+
+    pub(crate) fn enqueue(&mut self, jobs: &[NewJob]) {
+        let ids = self.model.enqueue(self.now, jobs);
+        let statement = match jobs {
             [job] if self.random.chance(50) => sql::enqueue(&self.names, job),
             [job] if self.random.chance(30) => sql::insert(&self.names, job),
             jobs => sql::enqueue_many(&self.names, jobs),
@@ -443,6 +464,16 @@ impl Play<'_> {
         );
     }
 
+    pub(crate) fn promote(&mut self) {
+        let Some(epoch) = self.random.pick(&self.epochs()) else {
+            return;
+        };
+        let promoted = self.model.promote(self.now, epoch);
+        let name = self.names.database(epoch.0);
+        let lines = promoted.map(|it| vec![it.to_string()]);
+        self.same(&format!("SELECT promoted FROM promote('{name}')"), lines);
+    }
+
     /// The epochs that living daemons know.
     fn epochs(&self) -> Vec<Epoch> {
         let awake = self
@@ -459,16 +490,7 @@ impl Play<'_> {
                 self.pass(ms);
                 self.sweep();
             }
-            5..=6 => {
-                if let Some(epoch) = self.random.pick(&self.epochs()) {
-                    let promoted = self
-                        .model
-                        .promote(self.now, epoch)
-                        .map(|it| vec![it.to_string()]);
-                    let name = self.names.database(epoch.0);
-                    self.same(&format!("SELECT promoted FROM promote('{name}')"), promoted);
-                }
-            }
+            5..=6 => self.promote(),
             7..=8 => {
                 // A time without trouble, in which some daemons beat and others do not.
                 let beating: Vec<bool> = self

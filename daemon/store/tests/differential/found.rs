@@ -1,0 +1,138 @@
+//! Differences that random histories have found, each as the shortest history that shows it.
+
+use tenure_core::ids::JobId;
+use tenure_core::model::{NewJob, Place};
+
+use super::play::{Play, START};
+use super::postgres::Postgres;
+
+fn job(job_type: &str) -> NewJob {
+    NewJob {
+        id: None,
+        job_type: job_type.to_owned(),
+        tenant: "default".to_owned(),
+        priority: 0,
+        run_at: None,
+        unique_key: None,
+        max_attempts: None,
+    }
+}
+
+/// Plays it on a server.
+fn play(history: impl FnOnce(&mut Play<'_>)) {
+    let mut postgres = Postgres::start(START);
+    let mut play = Play::new(1, Some(&mut postgres));
+    history(&mut play);
+    play.compare();
+}
+
+/// Two registered daemons that have beaten since, so both may claim.
+fn two_daemons(play: &mut Play<'_>) {
+    for nth in 0..2 {
+        let daemon = play.new_daemon();
+        play.daemons.push(daemon);
+        play.register(nth);
+    }
+    play.beat(0, false);
+    play.beat(1, false);
+}
+
+/// The key of the second of them was taken although only the first counts, and its other users were not put in.
+#[test]
+fn an_id_that_stands_twice_in_a_batch_is_one_enqueue() {
+    play(|play| {
+        let id = Some(JobId(play.random.uuid_v7(play.now)));
+        let key = |key: &str| Some(key.to_owned());
+        let first = NewJob {
+            id,
+            unique_key: key("a"),
+            ..job("mail")
+        };
+        let second = NewJob {
+            id,
+            unique_key: key("b"),
+            ..job("mail")
+        };
+        let third = NewJob {
+            unique_key: key("b"),
+            ..job("mail")
+        };
+        play.enqueue(&[first, second, third]);
+    });
+}
+
+/// They came in the order of a sort that was there for another purpose.
+#[test]
+fn jobs_become_ready_in_the_order_in_which_they_are_due() {
+    play(|play| {
+        two_daemons(play);
+        let due = |ms: i64| NewJob {
+            run_at: Some(START + ms),
+            ..job("mail")
+        };
+        let jobs: Vec<NewJob> = (1..=12).map(|nth| due(nth * 7 % 13 * 100)).collect();
+        play.enqueue(&jobs);
+        play.pass(2_000);
+        play.promote();
+    });
+}
+
+/// The sweep said 0 when it had just declared their worker lost.
+#[test]
+fn a_sweep_counts_the_jobs_of_the_workers_that_it_declares_lost() {
+    play(|play| {
+        two_daemons(play);
+        play.enqueue(&[job("mail"), job("report"), job("score")]);
+        for _ in 0..9 {
+            play.claim(0);
+        }
+        for _ in 0..10 {
+            play.pass(2_500);
+            play.sweep();
+            play.beat(1, false);
+        }
+        assert!(play.met.recovered > 0);
+    });
+}
+
+/// It did by the clock alone, though nobody could have spoken in a time that no sweep has seen.
+#[test]
+fn a_window_is_not_closed_by_time_in_which_nobody_could_speak() {
+    play(|play| {
+        two_daemons(play);
+        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
+        let earlier = play.model.clone();
+        play.lose_tail(copy.as_deref(), &earlier);
+        play.attach(0);
+        // The new primary is frozen.
+        play.pass(100_000);
+        play.attach(0);
+        play.sweep();
+        play.pass(1_000);
+        play.sweep();
+    });
+}
+
+/// It was claimed at once, as new, while another daemon held it.
+#[test]
+fn an_enqueue_that_was_lost_and_is_repeated_waits_for_who_may_hold_the_job() {
+    play(|play| {
+        two_daemons(play);
+        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
+        let earlier = play.model.clone();
+        let id = JobId(play.random.uuid_v7(play.now));
+        let known = NewJob {
+            id: Some(id),
+            ..job("mail")
+        };
+        play.enqueue(std::slice::from_ref(&known));
+        play.lose_tail(copy.as_deref(), &earlier);
+        play.attach(0);
+        play.enqueue(&[known, job("report")]);
+        for _ in 0..9 {
+            play.claim(0);
+        }
+        let place = &play.model.jobs[&id].place;
+        assert!(matches!(place, Place::Ready { .. }), "{place:?}");
+    });
+}
