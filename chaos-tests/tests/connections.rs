@@ -1,7 +1,7 @@
 //! Connections that break, hang, go silent, or are not the daemon's own.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chaos_tests::{Lab, Pooler, Proxy, UNFINISHED, What};
 
@@ -65,13 +65,13 @@ fn a_listener_comes_back() {
     let job = lab.enqueue("ticks-0");
     lab.until_status(&job, "completed");
 
-    let (begun, lines) = (Instant::now(), daemon.log().lines().count());
-    while begun.elapsed() < Duration::from_secs(5) {
+    let lines = daemon.log().lines().count();
+    for _ in 0..100 {
         lab.run(CUT);
         thread::sleep(Duration::from_millis(50));
     }
     let said = daemon.log().lines().count() - lines;
-    assert!(said < 40, "{said} lines in 5 seconds:\n{}", daemon.log());
+    assert!(said < 40, "{said} lines after 100 cuts:\n{}", daemon.log());
     let job = lab.enqueue("ticks-0");
     lab.until_status(&job, "completed");
 }

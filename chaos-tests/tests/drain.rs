@@ -68,3 +68,20 @@ fn a_second_signal_ends_the_wait() {
         "0"
     );
 }
+
+/// B40: whoever started it lost patience.
+#[test]
+fn a_kill_in_the_middle_of_a_drain_loses_nothing() {
+    let lab = Lab::start();
+    let mut daemon = lab.daemon("a", &["worker.drain_timeout=10m"]);
+    let jobs = [lab.enqueue("ticks-50"), lab.enqueue("stubborn-50")];
+    lab.until_witnessed(What::Tick, 4);
+    daemon.signal(Signal::SIGTERM);
+    lab.until("SELECT status FROM tenure.workers", "draining");
+    daemon.kill9();
+    let _other = lab.daemon("b", &[]);
+    for job in &jobs {
+        lab.until_status(job, "completed");
+    }
+    lab.assert_sound(&jobs);
+}

@@ -103,6 +103,59 @@ fn a_daemon_holds_no_transaction_open_and_needs_no_notifications() {
     lab.assert_sound(&jobs);
 }
 
+/// B56, B58: neither what waits nor what is over slows anything down, or uses up numbers.
+#[test]
+fn a_backlog_is_no_burden() {
+    let lab = Lab::start();
+    let load = |what: &str, count: u32| {
+        lab.run(&format!(
+            "SELECT count(*) FROM tenure.enqueue_many((SELECT jsonb_agg({what}) FROM generate_series(1, {count}) n))"
+        ));
+    };
+    load(
+        "jsonb_build_object('job_type', 'noop-later', 'run_at', now() + interval '30 days')",
+        100_000,
+    );
+    load("jsonb_build_object('job_type', 'unheard-of')", 100_000);
+    load(
+        "jsonb_build_object('job_type', 'unheard-of-' || n % 1000)",
+        20_000,
+    );
+    let mut daemon = lab.daemon("a", &[]);
+    lab.until_live(1);
+    load(
+        "jsonb_build_object('job_type', 'noop', 'priority', 7)",
+        20_000,
+    );
+    lab.until("SELECT count(*) FROM tenure.outcome", "20000");
+    lab.run("ALTER SYSTEM SET log_min_duration_statement = '1s'");
+    lab.run("SELECT pg_reload_conf()");
+    let jobs = lab.enqueue_many("ticks-1", 30);
+    lab.until(
+        "SELECT count(*) FROM tenure.outcome WHERE result IS NOT NULL",
+        "30",
+    );
+    let slow: Vec<String> = lab
+        .server_said("duration:")
+        .into_iter()
+        .filter(|line| !line.contains("tenure-embedded"))
+        .collect();
+    assert!(slow.is_empty(), "{slow:?}");
+    assert_eq!(daemon.stop(), 0, "{}", daemon.log());
+    lab.assert_sound(&jobs);
+    // A lane is made once for each job type; everything else counts in 64 bits.
+    assert_eq!(
+        lab.value("SELECT string_agg(sequencename, ',') FROM pg_sequences WHERE schemaname = 'tenure' AND data_type <> 'bigint'::regtype"),
+        "lane_lane_seq"
+    );
+    assert_eq!(
+        lab.value(
+            "SELECT last_value - (SELECT count(*) FROM tenure.lane) FROM tenure.lane_lane_seq"
+        ),
+        "0"
+    );
+}
+
 /// B65: a schema of any name, roles without any further right, and another schema that shadows everything.
 #[test]
 fn a_plain_role_and_an_odd_schema_are_enough() {

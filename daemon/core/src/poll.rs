@@ -6,7 +6,7 @@
 //!          a full batch, or jobs less than 20 ms apart
 //!   Idle ───────────────────────────────────────────────► Busy
 //!    ▲ flagged as a sleeper: commits notify it.            │ no flag: commits do without NOTIFY and its lock.
-//!    │ Claims when woken, and every 3 s ± 25 %             │ Claims at once after a full batch, else after
+//!    │ Claims when woken, and every idle_poll ± 25 %             │ Claims at once after a full batch, else after
 //!    │                                                     │ 5 ms, twice as long each time that brings nothing,
 //!    └─────────────────────────────────────────────────────┘ up to 50 ms
 //!          no job for 500 ms
@@ -20,8 +20,6 @@
 use crate::time::Mono;
 use std::time::Duration;
 
-/// The mean time between two looks of a sleeper.
-const IDLE_POLL: Duration = Duration::from_secs(3);
 /// Jobs closer together than this make a busy poller.
 const CLOSE: Duration = Duration::from_millis(20);
 const SHORTEST: Duration = Duration::from_millis(5);
@@ -77,6 +75,7 @@ enum Mode {
 /// Decides when to claim. See the module for its modes.
 #[derive(Debug)]
 pub struct Poller {
+    idle_poll: Duration,
     mode: Mode,
     free: bool,
     claiming: bool,
@@ -93,10 +92,11 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// An idle poller with free slots, whose worker has just registered.
+    /// An idle poller with free slots, whose worker has just registered. Idle, it looks every `idle_poll` ± 25 %.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(idle_poll: Duration) -> Self {
         Self {
+            idle_poll,
             mode: Mode::Idle,
             free: true,
             claiming: false,
@@ -121,7 +121,7 @@ impl Poller {
 
     /// Takes in an event and says what to do. `random` is from [0, 1) and new at each call.
     pub fn on(&mut self, now: Mono, event: Event, random: f64) -> Vec<Command> {
-        let idle_poll = IDLE_POLL.mul_f64(0.75 + random.clamp(0.0, 1.0) / 2.0);
+        let idle_poll = self.idle_poll.mul_f64(0.75 + random.clamp(0.0, 1.0) / 2.0);
         match event {
             Event::Woken if self.mode == Mode::Idle => self.look(now),
             Event::Woken | Event::Tick => {}
@@ -159,7 +159,7 @@ impl Poller {
                     free,
                     due: now,
                     write_from: self.write_from,
-                    ..Self::new()
+                    ..Self::new(self.idle_poll)
                 };
             }
         }
@@ -208,17 +208,13 @@ impl Poller {
     }
 }
 
-impl Default for Poller {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use Command::{Claim, SetSleeping};
     use proptest::prelude::*;
+
+    const IDLE_POLL: Duration = Duration::from_secs(3);
 
     fn ms(ms: u64) -> Mono {
         Mono::from_millis(ms)
@@ -230,7 +226,7 @@ mod tests {
 
     /// Asleep since 0, next look at 3 s.
     fn sleeper() -> Poller {
-        let mut poller = Poller::new();
+        let mut poller = Poller::new(IDLE_POLL);
         assert_eq!(
             poller.on(ms(0), Event::Tick, 0.5),
             [SetSleeping(true), Claim]
@@ -265,7 +261,7 @@ mod tests {
     #[test]
     fn the_idle_look_has_jitter() {
         for (random, due) in [(0.0, 2250), (0.999, 3748)] {
-            let mut poller = Poller::new();
+            let mut poller = Poller::new(IDLE_POLL);
             poller.on(ms(0), Event::Tick, random);
             poller.on(ms(0), answer(0), random);
             poller.on(ms(0), Event::FlagWritten(true), random);
@@ -360,7 +356,7 @@ mod tests {
     proptest! {
         #[test]
         fn one_claim_at_a_time_and_two_flags_a_second(events in events(), random in 0.0..1.0) {
-            let mut poller = Poller::new();
+            let mut poller = Poller::new(IDLE_POLL);
             let (mut now, mut claiming, mut flags) = (ms(0), false, vec![]);
             for (wait, event) in events {
                 now = now + Duration::from_millis(wait);

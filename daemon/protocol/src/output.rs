@@ -12,9 +12,20 @@ pub struct Output {
     pub bytes: Vec<u8>,
     /// Nothing was left out.
     pub complete: bool,
+    /// `"tenure"` stands somewhere in what was written, also in what was left out.
+    pub names_tenure: bool,
 }
 
 impl Output {
+    /// The first bytes of something of which the rest was not read.
+    pub fn beginning(bytes: Vec<u8>) -> Self {
+        Self {
+            names_tenure: holds_key(&bytes),
+            bytes,
+            complete: false,
+        }
+    }
+
     /// As text that PostgreSQL stores; `None` when there is nothing but white space.
     pub fn text(&self) -> Option<String> {
         let text = json::text(&self.bytes);
@@ -36,6 +47,9 @@ impl Output {
     }
 }
 
+/// The key that asks for more than a result.
+const KEY: &[u8] = b"\"tenure\"";
+
 /// Collects a stream: the first bytes and the last, with a marker between.
 #[derive(Debug)]
 pub struct Capped {
@@ -44,6 +58,9 @@ pub struct Capped {
     head_cap: usize,
     tail_cap: usize,
     total: usize,
+    /// The last bytes before the next ones, in which the key may have begun.
+    seam: Vec<u8>,
+    names_tenure: bool,
 }
 
 impl Capped {
@@ -56,12 +73,15 @@ impl Capped {
             head_cap,
             tail_cap: cap - head_cap,
             total: 0,
+            seam: Vec::new(),
+            names_tenure: false,
         }
     }
 
     /// Takes the next bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         self.total = self.total.saturating_add(bytes.len());
+        self.look_for_key(bytes);
         let to_head = bytes.len().min(self.head_cap - self.head.len());
         let (head, rest) = bytes.split_at(to_head);
         self.head.extend_from_slice(head);
@@ -70,6 +90,18 @@ impl Capped {
         // The front is dropped in pieces of at least half a tail, so that moving bytes costs little.
         if self.tail.len() > self.tail_cap + self.tail_cap / 2 {
             self.drop_front();
+        }
+    }
+
+    fn look_for_key(&mut self, bytes: &[u8]) {
+        self.seam
+            .extend_from_slice(&bytes[..bytes.len().min(KEY.len() - 1)]);
+        self.names_tenure |= holds_key(&self.seam) || holds_key(bytes);
+        if bytes.len() >= KEY.len() {
+            self.seam = bytes[bytes.len() - (KEY.len() - 1)..].to_vec();
+        } else {
+            self.seam
+                .drain(..self.seam.len().saturating_sub(KEY.len() - 1));
         }
     }
 
@@ -100,8 +132,13 @@ impl Capped {
         Output {
             bytes: self.head,
             complete,
+            names_tenure: self.names_tenure,
         }
     }
+}
+
+fn holds_key(bytes: &[u8]) -> bool {
+    bytes.windows(KEY.len()).any(|window| window == KEY)
 }
 
 /// The length of `bytes` without a character that is cut off at the end.
@@ -129,6 +166,22 @@ mod tests {
             capped.push(chunk);
         }
         capped.finish()
+    }
+
+    #[test]
+    fn the_key_is_seen_wherever_it_stands() {
+        let filler = [b'x'; 100];
+        for parts in [
+            vec![&b"{\"tenure\":"[..]],
+            vec![&filler, b"\"ten", b"u", b"re\"", &filler],
+            vec![b"\"tenur", &filler, b"e\""],
+        ] {
+            let expected = parts
+                .concat()
+                .windows(KEY.len())
+                .any(|window| window == KEY);
+            assert_eq!(collect(8, &parts).names_tenure, expected, "{parts:?}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub fn parse(output: &Output) -> Result<HandlerResult, BadDirective> {
 
 fn as_text(output: &Output) -> Result<HandlerResult, BadDirective> {
     let text = json::text(&output.bytes);
-    if !output.complete && text.trim_start().starts_with('{') && text.contains("\"tenure\"") {
+    if !output.complete && text.trim_start().starts_with('{') && output.names_tenure {
         let problem =
             "the output is over its limit and was cut, so the key cannot be read; write less";
         return Err(BadDirective::new("tenure", problem));
@@ -82,6 +82,7 @@ mod tests {
         Output {
             bytes: bytes.to_vec(),
             complete: true,
+            names_tenure: false,
         }
     }
 
@@ -140,6 +141,7 @@ mod tests {
         );
         let cut = Output {
             complete: false,
+            names_tenure: true,
             ..output(br#"{"tenure":{"enqueue":[... [tenure: 5 bytes left out]"#)
         };
         assert_eq!(parse(&cut).unwrap_err().path, "tenure");

@@ -283,6 +283,7 @@ mod tests {
         let output = |text: &str| Output {
             bytes: text.into(),
             complete: true,
+            names_tenure: false,
         };
         let ended = Ended::answered(&output(r#"{"tenure":{"snooze":1}}"#));
         assert_eq!(ended.verdict, Verdict::RETRY);

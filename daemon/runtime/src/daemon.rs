@@ -217,6 +217,7 @@ impl Daemon {
             Arc::clone(&self.status),
             bench,
             TaskTracker::new(),
+            self.settings.worker.poll_interval,
         );
         let dispatcher = spawn(dispatcher.run(notes, claims.clone()));
         let told = claims.clone();
@@ -227,13 +228,15 @@ impl Daemon {
                 std::future::pending::<()>().await;
             }
         };
-        let speaker = Speaker {
+        let speaker_of = |follow_ups| Speaker {
+            follow_ups,
             db: self.db.clone(),
             ends: Arc::clone(&ends),
             leases: Arc::clone(&leases),
             status: Arc::clone(&self.status),
         };
-        let mut speaker = spawn(speaker.run(rest.clone()));
+        let mut speaker = spawn(speaker_of(false).run(rest.clone()));
+        let mut second_speaker = spawn(speaker_of(true).run(rest.clone()));
         let mut sweeper = spawn(sweeper::run(
             self.db.clone(),
             Arc::clone(&leases),
@@ -245,6 +248,7 @@ impl Daemon {
             outcome = self.until_drained(&mut signals, &drain, &claims, &leases, &ends) => Ok(outcome),
             () = dispatcher_failed => Err(DaemonError::Task("dispatcher")),
             _ = &mut speaker => Err(DaemonError::Task("speaker")),
+            _ = &mut second_speaker => Err(DaemonError::Task("speaker of follow-up jobs")),
             _ = &mut sweeper => Err(DaemonError::Task("sweeper")),
         };
         // No heartbeat may follow the word that this worker leaves.

@@ -95,6 +95,7 @@ impl Dispatcher {
         status: Arc<Status>,
         bench: Bench,
         attempts: TaskTracker,
+        idle_poll: Duration,
     ) -> Self {
         Self {
             db,
@@ -105,7 +106,7 @@ impl Dispatcher {
             lanes,
             free: pools.iter().map(|(_, slots)| *slots).collect(),
             pools,
-            poller: Poller::new(),
+            poller: Poller::new(idle_poll),
             marks: Marks::default(),
             settle_at: Mono::ZERO,
             lanes_wanted: i32::MAX,

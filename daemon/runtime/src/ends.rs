@@ -22,13 +22,15 @@ use crate::journal::Journal;
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     state: Mutex<State>,
-    changed: Notify,
+    /// One for each queue of [`State::waiting`].
+    changed: [Notify; 2],
 }
 
 #[derive(Debug, Default)]
 struct State {
     open: BTreeMap<Token, Statement>,
-    waiting: VecDeque<Token>,
+    /// Without follow-up jobs, and with.
+    waiting: [VecDeque<Token>; 2],
     journal: Option<Journal>,
     worker: Option<WorkerId>,
 }
@@ -46,27 +48,28 @@ impl Ends {
                 journal,
                 ..State::default()
             }),
-            changed: Notify::new(),
+            changed: [Notify::new(), Notify::new()],
         }
     }
 
     /// A run has ended; or another word for the same end, where the database does not take the first.
     pub(crate) fn push(&self, end: Statement) {
+        let queue = queue_of(&end);
         let mut state = self.state();
         state.note(|journal| journal.ended(&end));
-        state.waiting.push_back(end.end.token);
+        state.waiting[queue].push_back(end.end.token);
         state.open.insert(end.end.token, end);
         drop(state);
-        self.changed.notify_one();
+        self.changed[queue].notify_one();
     }
 
-    /// Up to `most` ends to be said now, none of them under way.
+    /// Up to `most` ends to be said now, none of them under way: those with follow-up jobs, or the others.
     #[must_use]
-    pub(crate) fn take(&self, most: usize) -> Vec<Statement> {
+    pub(crate) fn take(&self, follow_ups: bool, most: usize) -> Vec<Statement> {
         let mut state = self.state();
         let mut taken = Vec::new();
         while taken.len() < most
-            && let Some(token) = state.waiting.pop_front()
+            && let Some(token) = state.waiting[usize::from(follow_ups)].pop_front()
         {
             taken.extend(state.open.get(&token).cloned());
         }
@@ -77,12 +80,12 @@ impl Ends {
     pub(crate) fn give_back(&self, tokens: impl IntoIterator<Item = Token>) {
         let mut state = self.state();
         for token in tokens {
-            if state.open.contains_key(&token) && !state.waiting.contains(&token) {
-                state.waiting.push_back(token);
+            if let Some(queue) = state.open.get(&token).map(queue_of) {
+                state.waiting[queue].push_back(token);
             }
         }
         drop(state);
-        self.changed.notify_one();
+        self.nudge();
     }
 
     /// The database has answered.
@@ -127,19 +130,24 @@ impl Ends {
         self.state().journal.is_some()
     }
 
-    /// Waits until there may be something to say.
-    pub(crate) async fn changed(&self) {
-        self.changed.notified().await;
+    /// Waits until there may be something to say of one kind.
+    pub(crate) async fn changed(&self, follow_ups: bool) {
+        self.changed[usize::from(follow_ups)].notified().await;
     }
 
     /// Lets who waits in [`Ends::changed`] look again.
     pub(crate) fn nudge(&self) {
-        self.changed.notify_one();
+        self.changed.iter().for_each(Notify::notify_one);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Which queue an end waits in.
+fn queue_of(end: &Statement) -> usize {
+    usize::from(end.end.enqueue.is_some())
 }
 
 impl State {

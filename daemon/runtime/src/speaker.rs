@@ -1,4 +1,7 @@
-//! The speaker: says to the database how runs ended, in batches, until it has answered each.
+//! The speakers: they say to the database how runs ended, in batches, until it has answered each.
+//!
+//! There are two. A follow-up job can have to wait for a user's open transaction (that took the same unique key, say), and no
+//! other end may wait with it: so ends with follow-up jobs have a speaker of their own, which says them one by one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +26,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 
 /// See the module.
 pub(crate) struct Speaker {
+    /// Whether it says the ends with follow-up jobs, or all others.
+    pub(crate) follow_ups: bool,
     /// To the database.
     pub db: Db,
     /// What is to be said.
@@ -39,13 +44,15 @@ impl Speaker {
         let mut pause = PAUSE.0;
         loop {
             let batch = match self.leases.member() {
-                Some(_) => self.ends.take(BATCH),
+                Some(_) => self
+                    .ends
+                    .take(self.follow_ups, if self.follow_ups { 1 } else { BATCH }),
                 None => Vec::new(),
             };
             events::unconfirmed(self.ends.len());
             if batch.is_empty() {
                 tokio::select! {
-                    () = self.ends.changed() => {}
+                    () = self.ends.changed(self.follow_ups) => {}
                     () = tokio::time::sleep(PAUSE.1) => {}
                     () = stop.cancelled() => return,
                 }

@@ -109,7 +109,7 @@ impl Report for Shown {
                     .log_tail
                     .clone()
                     .filter(|log| !log.is_empty())
-                    .map(|log| ("log", log + "\n\n")),
+                    .map(|log| ("log", log)),
             );
         }
         View::Fields(fields)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use humantime_serde::re::humantime::format_duration;
 use serde_json::{Map, Value, json};
 use tenure_runtime::settings::{
-    AfterLostCommits, HandlerKind, Handlers, LogFormat, Pooler, Rule, Secret, Settings,
+    AfterLostCommits, ExitMeaning, HandlerKind, Handlers, LogFormat, Pooler, Rule, Secret, Settings,
 };
 
 use super::address;
@@ -85,6 +85,7 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
                 "env": exec.env,
                 "timeout": span(exec.timeout),
                 "kill_grace": span(exec.kill_grace),
+                "exit_codes": exec.exit_codes.iter().map(|(code, meaning)| (code.to_string(), meant(*meaning).into())).collect::<Map<_, _>>(),
             }),
         ),
         HandlerKind::Http(http) => (
@@ -108,6 +109,14 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
         },
         "after_lost_commits": match handler.after_lost_commits { AfterLostCommits::Keep => "keep", AfterLostCommits::Rerun => "rerun" },
     })
+}
+
+fn meant(meaning: ExitMeaning) -> &'static str {
+    match meaning {
+        ExitMeaning::Done => "done",
+        ExitMeaning::Retry => "retry",
+        ExitMeaning::Dead => "dead",
+    }
 }
 
 fn span(value: Duration) -> String {

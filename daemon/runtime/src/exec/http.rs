@@ -247,8 +247,8 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
 /// The body up to `limit` bytes, and why it broke off before its end if it did. What is longer is not read.
 async fn read(response: &mut Response, limit: usize, until: Instant) -> (Output, Option<String>) {
     let mut output = Output {
-        bytes: Vec::new(),
         complete: true,
+        ..Output::default()
     };
     loop {
         let chunk = match timeout_at(until, response.chunk()).await {
@@ -265,8 +265,7 @@ async fn read(response: &mut Response, limit: usize, until: Instant) -> (Output,
             output
                 .bytes
                 .extend_from_slice("… [tenure: the rest was not read] …".as_bytes());
-            output.complete = false;
-            return (output, None);
+            return (Output::beginning(output.bytes), None);
         }
     }
 }

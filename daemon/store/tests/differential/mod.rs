@@ -61,6 +61,9 @@ fn with_lost_tails(postgres: Option<&mut Postgres>, seed: u64) -> Met {
         play.lose_tail(copy.as_deref(), &earlier);
         let steps = play.random.between(4, 12);
         some_steps(&mut play, steps);
+        if play.random.chance(40) {
+            play.quiet_time();
+        }
     }
     let steps = play.random.between(10, 25);
     some_steps(&mut play, steps);

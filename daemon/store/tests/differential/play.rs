@@ -274,10 +274,12 @@ impl<'p> Play<'p> {
             return;
         };
         daemon.beat += 1;
+        // The last call may still be under way.
+        let settled = Call(daemon.call.0 - i64::from(self.random.chance(20)));
         let (id, sent) = (daemon.id, self.mono);
         let said = Heartbeat {
             beat: daemon.beat,
-            settled: daemon.call,
+            settled,
             open: daemon.open(),
             draining,
         };

@@ -28,6 +28,27 @@ impl Play<'_> {
         }
     }
 
+    /// A time without trouble for the server, in which some daemons beat and others do not.
+    pub(crate) fn quiet_time(&mut self) {
+        let beating: Vec<bool> = self
+            .daemons
+            .iter()
+            .map(|_| self.random.chance(50))
+            .collect();
+        for _ in 0..self.random.between(3, 9) {
+            let ms = self.random.between(1_000, 3_000);
+            self.pass(ms);
+            self.sweep();
+            for (nth, beats) in beating.iter().enumerate() {
+                let daemon = &self.daemons[nth];
+                let current = daemon.epoch == Some(self.model.epoch) && self.model.here;
+                if *beats && !daemon.dead && current && self.mono >= daemon.silent_until {
+                    self.beat(nth, false);
+                }
+            }
+        }
+    }
+
     /// All daemons that can send a beat.
     pub(crate) fn all_beat(&mut self) {
         for nth in 0..self.daemons.len() {
@@ -442,7 +463,14 @@ impl Play<'_> {
     }
 
     pub(crate) fn sweep(&mut self) {
-        let Some(epoch) = self.random.pick(&self.epochs()) else {
+        let known = self.epochs();
+        let present = Some(self.model.epoch).filter(|it| known.contains(it));
+        let any = self.random.chance(10) || present.is_none();
+        let Some(epoch) = (if any {
+            self.random.pick(&known)
+        } else {
+            present
+        }) else {
             return;
         };
         let swept = self.model.sweep(self.now, epoch);
@@ -491,26 +519,7 @@ impl Play<'_> {
                 self.sweep();
             }
             5..=6 => self.promote(),
-            7..=8 => {
-                // A time without trouble, in which some daemons beat and others do not.
-                let beating: Vec<bool> = self
-                    .daemons
-                    .iter()
-                    .map(|_| self.random.chance(50))
-                    .collect();
-                for _ in 0..self.random.between(2, 6) {
-                    let ms = self.random.between(1_000, 3_000);
-                    self.pass(ms);
-                    self.sweep();
-                    for (nth, beats) in beating.iter().enumerate() {
-                        let daemon = &self.daemons[nth];
-                        let current = daemon.epoch == Some(self.model.epoch) && self.model.here;
-                        if *beats && !daemon.dead && current && self.mono >= daemon.silent_until {
-                            self.beat(nth, false);
-                        }
-                    }
-                }
-            }
+            7..=8 => self.quiet_time(),
             9 => {
                 // Nobody reaches the server, or it is frozen.
                 let ms = self.random.between(3_001, 40_000);
