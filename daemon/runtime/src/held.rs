@@ -247,3 +247,106 @@ fn spliced(objects: &[&str]) -> String {
     });
     format!("{{{}}}", inner.collect::<Vec<_>>().join(","))
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::{Duration, SystemTime};
+
+    use serde_json::Value;
+    use tenure_core::ids::{JobId, Lane, Run};
+
+    use super::*;
+
+    /// A claimed job whose data would not survive a parse.
+    pub(crate) fn held() -> Arc<Held> {
+        let job = Claimed {
+            id: JobId(Uuid::now_v7()),
+            run: Run(3),
+            token: Token(Uuid::new_v4()),
+            attempt: 2,
+            max_attempts: 5,
+            lane: Lane(1),
+            job_type: "re\"port".into(),
+            tenant: "default".into(),
+            priority: -1,
+            pos: 9,
+            ready_at: SystemTime::UNIX_EPOCH,
+            started_at: SystemTime::UNIX_EPOCH,
+            created_at: SystemTime::UNIX_EPOCH,
+            run_at: SystemTime::UNIX_EPOCH,
+            timeout: Some(Duration::from_secs(7)),
+            unique_key: None,
+            data: r#"{"n": 18446744073709551616, "d": 0.10000000000000000000001}"#.into(),
+            labels: "{}".into(),
+            options: "{}".into(),
+        };
+        Arc::new(Held {
+            job,
+            call: Call(4),
+            epoch_no: 2,
+        })
+    }
+
+    #[test]
+    fn a_statement_is_one_object_with_the_whole_job_and_every_digit() {
+        let held = held();
+        for text in [held.hold(), held.released().full()] {
+            let value: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(value["run"], 3);
+            assert_eq!(value["attempt"], 2);
+            assert_eq!(value["call"], 4);
+            assert_eq!(value["epoch_no"], 2);
+            assert_eq!(value["row"]["job_type"], "re\"port");
+            assert_eq!(value["row"]["timeout"], "7000 milliseconds");
+            assert!(text.contains(&held.job.data), "{text}");
+        }
+    }
+
+    #[test]
+    fn follow_ups_get_ids_before_they_are_said() {
+        let ended = Ended {
+            directives: tenure_protocol::directives::Directives {
+                enqueue: vec![FollowUp {
+                    job_type: "next".into(),
+                    ..FollowUp::default()
+                }],
+                snooze: None,
+            },
+            ..Ended::new(Verdict::Done)
+        };
+        let end = held().ended(ended, |_| Duration::ZERO).end;
+        let jobs: Value = serde_json::from_str(end.enqueue.unwrap().get()).unwrap();
+        assert_eq!(jobs[0]["job_type"], "next");
+        assert_eq!(
+            Uuid::parse_str(jobs[0]["id"].as_str().unwrap())
+                .unwrap()
+                .get_version_num(),
+            7
+        );
+    }
+
+    #[test]
+    fn verdicts_become_ends() {
+        let end = |verdict| {
+            held()
+                .ended(Ended::new(verdict), |not_before| {
+                    not_before.unwrap_or(Duration::from_secs(60))
+                })
+                .end
+        };
+        assert_eq!(
+            (end(Verdict::Done).kind, end(Verdict::Stopped).kind),
+            (EndKind::Completed, EndKind::Released)
+        );
+        assert_eq!(end(Verdict::RETRY).delay_ms, Some(60_000));
+        assert_eq!(
+            (end(Verdict::Dead).kind, end(Verdict::Dead).final_),
+            (EndKind::Failed, true)
+        );
+        assert_eq!(
+            end(Verdict::Snooze(Duration::from_secs(5))).delay_ms,
+            Some(5000)
+        );
+    }
+}

@@ -186,3 +186,49 @@ fn read(file: &File) -> io::Result<Legacy> {
             .collect(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::held::tests::held;
+
+    #[test]
+    fn the_next_daemon_finds_what_was_not_confirmed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (kept, done) = (held().released(), held().released());
+        let worker = WorkerId(Uuid::new_v4());
+        let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
+        assert!(legacy.workers.is_empty() && legacy.ends.is_empty());
+        journal.compact(Some(worker), [].into_iter()).unwrap();
+        journal.ended(&done).unwrap();
+        journal.ended(&kept).unwrap();
+        journal.confirmed(done.end.token).unwrap();
+        assert!(matches!(
+            Journal::open(dir.path()),
+            Err(JournalError::InUse(_))
+        ));
+        drop(journal);
+        // The death of the process cut the last line short.
+        let path = dir.path().join("journal.ndjson");
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"ended\":{\"end\"").unwrap();
+        let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
+        assert_eq!(legacy.workers, [worker]);
+        assert_eq!(legacy.ends.len(), 1);
+        assert_eq!(legacy.ends[0].full(), kept.full());
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        // What is written after a line that was cut short is not lost with it.
+        journal.compact(None, legacy.ends.iter()).unwrap();
+        journal.ended(&done).unwrap();
+        drop(journal);
+        assert_eq!(Journal::open(dir.path()).unwrap().1.ends.len(), 2);
+    }
+}
