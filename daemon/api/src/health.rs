@@ -54,7 +54,7 @@ mod tests {
         assert!(!Readiness::of(&status, LIMIT).ready);
         status.confirmed(Mono::from_millis(guard::now_ms()));
         assert!(Readiness::of(&status, LIMIT).ready);
-        status.trouble("The database cannot be used", &"refused");
+        status.trouble(tenure_runtime::status::Part::Heart, &"refused");
         assert!(
             Readiness::of(&status, LIMIT).ready,
             "a short trouble is no reason to take work away"

@@ -31,7 +31,7 @@ use crate::service;
 use crate::settings::{self, HandlerKind, Pooler, Settings};
 use crate::speaker::Speaker;
 use crate::stats::Stats;
-use crate::status::Status;
+use crate::status::{Part, Status};
 use crate::sweeper;
 use crate::tasks::spawn;
 
@@ -349,8 +349,7 @@ impl Daemon {
             match self.look().await {
                 Ok(()) => return Ok(true),
                 Err(MigrateError::Store(error)) if error.breaks_connection() => {
-                    self.status
-                        .trouble("The database cannot be used yet", &error);
+                    self.status.trouble(Part::Heart, &error);
                 }
                 Err(error) => return Err(error.into()),
             }

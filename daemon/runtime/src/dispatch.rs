@@ -27,7 +27,7 @@ use crate::held::Held;
 use crate::lanes::Lanes;
 use crate::leases::Leases;
 use crate::marks::Marks;
-use crate::status::Status;
+use crate::status::{Part, Status};
 use crate::tasks::{random, spawn_on};
 
 /// The most jobs of one claim.
@@ -374,18 +374,25 @@ impl Dispatcher {
                 }
                 match failed {
                     Some(error) => {
-                        self.lost(&error, "Jobs cannot be claimed");
+                        self.lost(&error, Part::Claims);
                         Event::Failed
                     }
-                    None => Event::Answered { asked, got },
+                    None => {
+                        self.status.fine(Part::Claims);
+                        Event::Answered { asked, got }
+                    }
                 }
             }
-            Done::Flagged(sleeping, Ok(())) => Event::FlagWritten(sleeping),
+            Done::Flagged(sleeping, Ok(())) => {
+                self.status.fine(Part::Notifications);
+                Event::FlagWritten(sleeping)
+            }
             Done::Flagged(_, Err(error)) => {
-                self.lost(&error, "This worker cannot ask to be notified");
+                self.lost(&error, Part::Notifications);
                 Event::FlagFailed
             }
             Done::Lanes(Ok(lanes)) => {
+                self.status.fine(Part::JobTypes);
                 let before = self.lanes.all().count();
                 if let Err(error) = self.lanes.update(&lanes) {
                     error!(%error, "A handler cannot be made ready.");
@@ -396,7 +403,7 @@ impl Dispatcher {
                 Event::LanesChanged
             }
             Done::Lanes(Err(error)) => {
-                self.lost(&error, "The job types cannot be read");
+                self.lost(&error, Part::JobTypes);
                 return;
             }
             Done::Settled(answer) => {
@@ -440,7 +447,7 @@ impl Dispatcher {
         self.poll(Event::Free(self.free.iter().any(|free| *free > 0)));
     }
 
-    fn lost(&self, error: &StoreError, what: &str) {
+    fn lost(&self, error: &StoreError, part: Part) {
         if error.breaks_connection() {
             self.db.forget_connections();
         }
@@ -449,7 +456,7 @@ impl Dispatcher {
             error,
             StoreError::OtherEpoch(_) | StoreError::DeadWorker(_) | StoreError::Repeat(_)
         ) {
-            self.status.trouble(what, error);
+            self.status.trouble(part, error);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::ends::Ends;
 use crate::events;
 use crate::leases::{Leases, Order};
 use crate::stats::Stats;
-use crate::status::Status;
+use crate::status::{Part, Status};
 
 /// The other workers beat at once when they hear of a new one, and then it may claim; it looks again after these times.
 const ADMITTED: [Duration; 3] = [
@@ -115,13 +115,13 @@ impl Heart {
         match order {
             Order::Register { asked_at } => {
                 if let Err(error) = self.register(link, heard, asked_at).await {
-                    self.missed(link, "This worker cannot register", &error);
+                    self.missed(link, &error);
                     self.leases.on(Event::RegisterFailed { asked_at });
                 }
             }
             Order::Reattach { worker, asked_at } => {
                 if let Err(error) = self.reattach(link, heard, worker, asked_at).await {
-                    self.missed(link, "This worker cannot re-attach", &error);
+                    self.missed(link, &error);
                     self.leases.failed(worker, Epoch(Uuid::nil()), &error);
                     self.leases.on(Event::RegisterFailed { asked_at });
                 }
@@ -137,7 +137,7 @@ impl Heart {
                     .beat(link, heard, worker, epoch, beat, settled, &open)
                     .await
                 {
-                    self.missed(link, "A heartbeat failed", &error);
+                    self.missed(link, &error);
                     self.leases.failed(worker, epoch, &error);
                     self.leases.on(Event::BeatFailed { beat });
                 }
@@ -354,11 +354,11 @@ impl Heart {
         }
     }
 
-    fn missed(&self, link: &RefCell<Link>, what: &str, error: &StoreError) {
+    fn missed(&self, link: &RefCell<Link>, error: &StoreError) {
         if error.breaks_connection() {
             link.borrow_mut().session = None;
         }
-        self.status.trouble(what, error);
+        self.status.trouble(Part::Heart, error);
     }
 
     fn note(&self, note: Note) {

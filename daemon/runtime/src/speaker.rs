@@ -17,7 +17,7 @@ use crate::ends::Ends;
 use crate::events;
 use crate::held::Statement;
 use crate::leases::Leases;
-use crate::status::Status;
+use crate::status::{Part, Status};
 
 /// The most ends of one statement.
 const BATCH: usize = 500;
@@ -143,6 +143,7 @@ impl Speaker {
                 events::too_late(answer.token);
             }
         }
+        self.status.fine(Part::Ends);
         self.leases
             .confirmed(answered.into_iter().map(|answer| answer.token).collect());
         Ok(busy.into_iter().map(|answer| answer.token).collect())
@@ -157,7 +158,7 @@ impl Speaker {
             error,
             StoreError::OtherEpoch(_) | StoreError::DeadWorker(_) | StoreError::Repeat(_)
         ) {
-            self.status.trouble("Ends of runs cannot be written", error);
+            self.status.trouble(Part::Ends, error);
         }
     }
 }

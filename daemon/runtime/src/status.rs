@@ -1,5 +1,6 @@
 //! How the daemon is, for readiness and metrics. Written by the tasks, read by the API.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,7 +17,37 @@ use crate::service;
 pub struct Status {
     confirmed: Mutex<Option<Mono>>,
     draining: AtomicBool,
-    trouble: Mutex<Option<(Mono, String)>>,
+    troubles: Mutex<BTreeMap<Part, (Mono, String)>>,
+}
+
+/// What of the daemon's work with the database may be in trouble, the most telling first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Registration, heartbeats, re-attaching: the database is away, or does not know this worker.
+    Heart,
+    /// Claims.
+    Claims,
+    /// Writing how runs ended.
+    Ends,
+    /// Recovery of what timed out.
+    Sweeps,
+    /// Asking to be notified.
+    Notifications,
+    /// Reading the job types.
+    JobTypes,
+}
+
+impl Part {
+    fn trouble(self) -> &'static str {
+        match self {
+            Self::Heart => "The database does not confirm this worker",
+            Self::Claims => "Jobs cannot be claimed",
+            Self::Ends => "Ends of runs cannot be written",
+            Self::Sweeps => "Nothing can be recovered",
+            Self::Notifications => "This worker cannot ask to be notified",
+            Self::JobTypes => "The job types cannot be read",
+        }
+    }
 }
 
 impl Status {
@@ -24,27 +55,36 @@ impl Status {
     pub fn confirmed(&self, sent: Mono) {
         *lock(&self.confirmed) = Some(sent);
         service::alive();
-        if let Some((since, _)) = lock(&self.trouble).take() {
-            service::status("working");
-            info!(
-                seconds = (clock::now() - since).as_secs_f64(),
-                "The database answers again."
-            );
+        self.fine(Part::Heart);
+    }
+
+    /// It works, again perhaps.
+    pub(crate) fn fine(&self, part: Part) {
+        let mut troubles = lock(&self.troubles);
+        if let Some((since, _)) = troubles.remove(&part) {
+            let seconds = (clock::now() - since).as_secs_f64();
+            info!(seconds, "Over: {}.", part.trouble());
+            if troubles.is_empty() {
+                service::status("working");
+            }
         }
     }
 
-    /// The database did not answer, or refused. Logged when it begins and when the reason changes, not each time.
-    pub fn trouble(&self, what: &str, error: &impl std::fmt::Display) {
-        let text = format!("{what}: {error}");
-        let mut trouble = lock(&self.trouble);
-        if trouble.as_ref().is_none_or(|(_, before)| *before != text) {
-            error!(error = %error, "{what}; trying on.");
-            service::status(&text);
-            let since = trouble
-                .as_ref()
-                .map_or_else(clock::now, |(since, _)| *since);
-            *trouble = Some((since, text));
+    /// The database did not answer, or refused. Logged when it begins and when the reason changes, not each time; and while
+    /// the heart is in trouble, nothing else is news.
+    pub fn trouble(&self, part: Part, error: &impl std::fmt::Display) {
+        let text = error.to_string();
+        let mut troubles = lock(&self.troubles);
+        let before = troubles.get(&part);
+        if before.is_some_and(|(_, before)| *before == text) {
+            return;
         }
+        let since = before.map_or_else(clock::now, |(since, _)| *since);
+        if part == Part::Heart || !troubles.contains_key(&Part::Heart) {
+            error!(error = text, "{}; trying on.", part.trouble());
+            service::status(&format!("{}: {text}", part.trouble()));
+        }
+        troubles.insert(part, (since, text));
     }
 
     /// Since the last confirmed heartbeat was sent; `None`: there was none.
@@ -54,7 +94,10 @@ impl Status {
 
     /// What keeps the daemon from the database, if anything does.
     pub fn reason(&self) -> Option<String> {
-        lock(&self.trouble).as_ref().map(|(_, text)| text.clone())
+        let troubles = lock(&self.troubles);
+        troubles
+            .first_key_value()
+            .map(|(part, (_, text))| format!("{}: {text}", part.trouble()))
     }
 
     /// The stop has begun.

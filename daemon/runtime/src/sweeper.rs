@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::events;
 use crate::leases::Leases;
-use crate::status::Status;
+use crate::status::{Part, Status};
 use crate::tasks::random;
 
 /// Between sweeps.
@@ -36,6 +36,7 @@ async fn sweep(db: &Db, leases: &Leases, status: &Status) -> Duration {
     let swept = async { db.session().await?.sweep(epoch).await };
     match swept.await {
         Ok(swept) => {
+            status.fine(Part::Sweeps);
             if swept.recovered > 0 || swept.lost > 0 {
                 events::recovered(swept.recovered, swept.lost);
             }
@@ -46,7 +47,7 @@ async fn sweep(db: &Db, leases: &Leases, status: &Status) -> Duration {
         Err(error) => {
             leases.failed(worker, epoch, &error);
             if error.breaks_connection() {
-                status.trouble("Nothing can be recovered", &error);
+                status.trouble(Part::Sweeps, &error);
             }
         }
     }

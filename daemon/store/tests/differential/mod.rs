@@ -4,12 +4,14 @@
 //! and epochs. A tail of commits is lost by a copy of the database that is taken at some step and becomes the primary at a later
 //! one; the model falls back with it, the daemons do not. `TENURE_DIFF_SEEDS` sets how many histories there are.
 
+mod around;
 mod daemon;
 mod found;
 mod names;
 mod play;
 mod postgres;
 mod random;
+mod says;
 mod sql;
 mod state;
 mod steps;
