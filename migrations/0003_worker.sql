@@ -31,9 +31,14 @@ BEGIN
     DELETE FROM here;
     DELETE FROM expected;
     INSERT INTO expected (worker, lease_ttl) SELECT w.id, w.lease_ttl FROM worker w WHERE w.status IN ('live', 'draining');
+    IF NOT FOUND THEN
+      -- A worker that came alone may be part of what was lost, and nobody else can name it: it is waited for under no name.
+      INSERT INTO expected (worker, lease_ttl)
+        SELECT '00000000-0000-0000-0000-000000000000', coalesce(max(w.lease_ttl), interval '60 s') FROM worker w;
+    END IF;
     -- Only what stood in ready at this moment can have been claimed or finished in the lost tail.
     UPDATE cluster SET epoch = v_epoch, epoch_no = greatest(v_old.epoch_no, (options ->> 'epoch_no')::bigint) + 1,
-      gate = CASE WHEN v_old.gate = 'hold' THEN 'hold' WHEN EXISTS (SELECT FROM expected) THEN 'window' ELSE 'open' END,
+      gate = CASE WHEN v_old.gate = 'hold' THEN 'hold' ELSE 'window' END,
       mark = nextval('ready_pos'), opened_at = clock_timestamp();
     INSERT INTO here (epoch) VALUES (v_epoch);
   END IF;

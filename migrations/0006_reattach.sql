@@ -170,6 +170,10 @@ BEGIN
   -- Beats first, by id: recovery passes by whoever is speaking.
   IF options ? 'name' AND NOT EXISTS (SELECT FROM worker w WHERE w.id = p_worker_id) THEN
     PERFORM nobody_is_told();
+    IF p_worker_id = ANY (roster) THEN
+      -- It was there before what was lost, and a heartbeat told it who the others are: it knows all that could claim.
+      UPDATE expected SET spoken_at = clock_timestamp() WHERE worker = '00000000-0000-0000-0000-000000000000';
+    END IF;
   END IF;
   PERFORM FROM beat b WHERE b.worker = p_worker_id OR b.worker = ANY (v_predecessors) ORDER BY b.worker FOR UPDATE;
   UPDATE beat SET beat = greatest(beat, p_beat), beat_at = clock_timestamp() WHERE worker = p_worker_id;

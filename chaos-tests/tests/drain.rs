@@ -18,6 +18,7 @@ fn a_drain_lets_the_running_finish_and_claims_nothing_more() {
         "stopped"
     );
     lab.assert_sound(&[first]);
+    assert!(!daemon.log().contains("ERROR"), "{}", daemon.log());
 }
 
 #[test]

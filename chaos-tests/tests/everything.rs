@@ -8,7 +8,7 @@ use chaos_tests::{Daemon, Lab, UNFINISHED, enqueue_many};
 use nix::sys::signal::Signal;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-const STEPS: usize = 25;
+const STEPS: usize = 16;
 
 /// A daemon's or the server's state. Only what is up is struck; what is not comes back.
 #[derive(Clone, Copy, PartialEq)]

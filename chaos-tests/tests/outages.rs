@@ -62,7 +62,7 @@ fn a_frozen_database_recovers_nothing_from_anybody() {
     lab.assert_sound(&jobs);
 }
 
-/// B45: connections end in the middle of batches, and batches end in deadlocks.
+/// B45: connections end in the middle of batches, batches end in deadlocks, and one end has a result that nobody takes.
 #[test]
 fn ends_are_said_until_they_are_taken() {
     let lab = Lab::start();
@@ -76,9 +76,16 @@ fn ends_are_said_until_they_are_taken() {
            END $$;
          CREATE TRIGGER blow AFTER INSERT ON tenure.outcome FOR EACH STATEMENT EXECUTE FUNCTION public.blow()",
     );
+    let bad = lab.enqueue("reveal");
+    lab.run(&format!(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+           BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '22P05'; END $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON tenure.outcome FOR EACH ROW
+           WHEN (NEW.id = '{bad}' AND NEW.result IS NOT NULL) EXECUTE FUNCTION public.refuse()"
+    ));
+    let jobs = lab.enqueue_many("ticks-1", 300);
     let mut daemon = lab.daemon("a", &["worker.lease_ttl=30s"]);
     lab.until_live(1);
-    let jobs = lab.enqueue_many("ticks-1", 300);
     lab.wait_for(|| {
         lab.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'app' AND pid <> pg_backend_pid() AND random() < 0.3");
         thread::sleep(Duration::from_millis(300));
@@ -88,5 +95,12 @@ fn ends_are_said_until_they_are_taken() {
         }
     });
     lab.assert_sound(&jobs);
+    let error = lab.value(&format!(
+        "SELECT last_error FROM tenure.jobs WHERE id = '{bad}'"
+    ));
+    assert!(
+        error.starts_with("its result could not be stored"),
+        "{error}"
+    );
     assert_eq!(daemon.stop(), 0, "{}", daemon.log());
 }

@@ -68,14 +68,14 @@ fn batter(lab: &Lab, name: &str, kept: bool, blows: &[Blow]) -> Daemon {
     let set: &[&str] = if kept { &[&state_dir] } else { &[] };
     let mut daemon = lab.daemon(name, set);
     for blow in blows {
-        thread::sleep(Duration::from_secs(5));
+        thread::sleep(Duration::from_secs(3));
         match blow {
             Blow::Kill => daemon.kill9(),
             Blow::Leave => assert_eq!(daemon.stop(), 0, "{}", daemon.log()),
             Blow::Freeze => {
                 daemon.signal(Signal::SIGSTOP);
                 // Its handlers must be dead when the others take its jobs; nobody but the guard can do that.
-                thread::sleep(Duration::from_secs(11));
+                thread::sleep(Duration::from_secs(10));
                 daemon.signal(Signal::SIGCONT);
                 continue;
             }

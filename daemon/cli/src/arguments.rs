@@ -11,7 +11,7 @@ use crate::config::{DEFAULT_FILE, parse_span};
 use crate::output::Format;
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 refused by the present state, \
-                          5 database not reachable.\nPasswords belong into a file (database.password_file) or a variable \
+                          5 database not reachable, 6 database newer than this program.\nPasswords belong into a file (database.password_file) or a variable \
                           (TENURE_DATABASE__PASSWORD): every user of this machine can read a command line.";
 
 /// Runs jobs from a PostgreSQL queue.

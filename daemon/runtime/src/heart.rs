@@ -178,7 +178,7 @@ impl Heart {
                 "Said what the last process in state_dir could not."
             );
         }
-        session.listen(worker).await?;
+        self.listen(&session, worker).await?;
         let mut now = link.borrow_mut();
         now.predecessors = vec![];
         now.epoch_no = epoch_no;
@@ -292,7 +292,7 @@ impl Heart {
         if answer.drain {
             self.drain.cancel();
         }
-        if beat.0 % PING_EVERY == 0 {
+        if beat.0 % PING_EVERY == 0 && !self.target.pooled {
             let lost = std::mem::replace(&mut link.borrow_mut().pings, 1) > 0;
             events::listener(!lost);
             if lost {
@@ -317,7 +317,7 @@ impl Heart {
         let (session, notifications) = Session::open(&self.target).await?;
         let session = Rc::new(session.within(self.leases.limits().answer_within()));
         if let Some((worker, _)) = self.leases.member() {
-            session.listen(worker).await?;
+            self.listen(&session, worker).await?;
             self.note(Note::Woken);
         }
         let mut now = link.borrow_mut();
@@ -325,8 +325,18 @@ impl Heart {
         now.pings = 0;
         drop(now);
         forward(notifications, heard.clone());
-        events::listener(true);
         Ok(session)
+    }
+
+    /// Behind a pooler that hands connections on there are no notifications: there polling alone finds jobs.
+    async fn listen(&self, session: &Session, worker: WorkerId) -> Result<(), StoreError> {
+        if self.target.pooled {
+            events::listener(false);
+            return Ok(());
+        }
+        session.listen(worker).await?;
+        events::listener(true);
+        Ok(())
     }
 
     fn hear(&self, link: &RefCell<Link>, heard: Heard) {

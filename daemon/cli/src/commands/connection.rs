@@ -51,7 +51,7 @@ impl From<MigrateError> for Failure {
     fn from(error: MigrateError) -> Self {
         match error {
             MigrateError::Store(error) => error.into(),
-            MigrateError::Newer(_) => Self::new(Exit::Refused, "newer_database", error.to_string()),
+            MigrateError::Newer(_) => Self::new(Exit::Newer, "newer_database", error.to_string()),
             MigrateError::Changed(_) => {
                 Self::new(Exit::Refused, "changed_migration", error.to_string())
             }

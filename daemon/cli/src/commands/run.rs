@@ -9,7 +9,7 @@ use signal_hook_tokio::Signals;
 use tenure_api::{Access, Listener, Queue, State};
 use tenure_runtime::daemon::{Daemon, DaemonError, Outcome};
 use tenure_runtime::events;
-use tenure_runtime::settings::{Api, Listen, Secret, Settings};
+use tenure_runtime::settings::{Api, Listen, Pooler, Secret, Settings};
 use tenure_store::migrate::MigrateError;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -63,6 +63,12 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
     }
     if settings.handlers.ask_for_rerun() {
         tracing::warn!("{RERUN}");
+    }
+    if settings.database.pooler == Pooler::Transaction && settings.database.direct_url.is_none() {
+        tracing::warn!(
+            "database.pooler is \"transaction\" and there is no database.direct_url: no notifications arrive, jobs are found by \
+             polling every worker.poll_interval."
+        );
     }
     let api = settings.api.clone();
     let heartbeat_limit = settings.worker.lease_ttl;

@@ -22,6 +22,8 @@ pub(crate) enum Exit {
     Refused = 4,
     /// The database cannot be reached.
     Unreachable = 5,
+    /// The database was migrated by a newer program that this one cannot work beside.
+    Newer = 6,
 }
 
 /// A failure as it is told to a person or a program.

@@ -4,6 +4,13 @@ use super::{Database, Expected, Gate, Moment, Refused, Stop, Worker, WorkerStatu
 use super::{End, Place, RunEnd};
 use crate::ids::{Call, Epoch, JobId, Token, WorkerId};
 use std::collections::BTreeSet;
+use uuid::Uuid;
+
+/// Stands among the expected when the database knows no worker: one that came alone may be part of what was lost, and nobody else
+/// can name it.
+pub(super) const NOBODY_KNOWN: WorkerId = WorkerId(Uuid::nil());
+/// For a worker of which nothing is known, in milliseconds.
+const UNKNOWN_LEASE_TTL: i64 = 60_000;
 
 /// The present epoch, as a worker is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,11 +83,19 @@ impl Database {
                     )
                 })
                 .collect();
-            self.gate = match self.gate {
-                Gate::Hold => Gate::Hold,
-                _ if self.expected.is_empty() => Gate::Open,
-                _ => Gate::Window,
-            };
+            if self.expected.is_empty() {
+                let lease_ttl = self.longest_lease();
+                self.expected.insert(
+                    NOBODY_KNOWN,
+                    Expected {
+                        lease_ttl,
+                        spoken: false,
+                    },
+                );
+            }
+            if self.gate == Gate::Open {
+                self.gate = Gate::Window;
+            }
             self.mark = self.next_pos().0;
             self.opened_at = now;
         }
@@ -145,6 +160,11 @@ impl Database {
         worker
             .filter(|worker| worker.is_there())
             .ok_or(Refused::WorkerGone)
+    }
+
+    pub(super) fn longest_lease(&self) -> i64 {
+        let known = self.workers.values().map(|worker| worker.lease_ttl).max();
+        known.unwrap_or(UNKNOWN_LEASE_TTL)
     }
 
     /// Renews a worker and with it its leases. Jobs of settled calls that it does not name go back: nobody runs them.

@@ -1,14 +1,12 @@
 //! After a switch, a crash or a restart each worker says what it holds and what it finished. Here is what wins.
 
+use super::epoch::NOBODY_KNOWN;
 use super::{
     Asked, Database, End, EndAnswer, Expected, Gate, Job, Lease, Moment, Place, Refused,
     Registration, Review, RunEnd, Stop, WorkerStatus,
 };
 use crate::ids::{Call, Epoch, JobId, Run, Token, WorkerId};
 use std::cmp::Ordering;
-
-/// For a worker that the rosters name and no table knows, in milliseconds.
-const UNKNOWN_LEASE_TTL: i64 = 60_000;
 
 /// What a worker remembers of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,6 +162,11 @@ impl Database {
             worker.beat = worker.beat.max(said.beat);
             worker.beat_at = now;
         } else if let Some(registration) = said.registration {
+            // It was there before what was lost. If a beat told it who the others are, it knows all that could claim.
+            let told = said.roster.contains(&id);
+            if let Some(unknown) = self.expected.get_mut(&NOBODY_KNOWN).filter(|_| told) {
+                unknown.spoken = true;
+            }
             self.insert_worker(now, id, registration, said.beat);
         }
     }
@@ -173,10 +176,9 @@ impl Database {
         if self.gate != Gate::Window {
             return;
         }
-        let longest = self.workers.values().map(|worker| worker.lease_ttl).max();
+        let lease_ttl = self.longest_lease();
         for id in roster {
             if !self.workers.contains_key(id) {
-                let lease_ttl = longest.unwrap_or(UNKNOWN_LEASE_TTL);
                 self.expected.entry(*id).or_insert(Expected {
                     lease_ttl,
                     spoken: false,

@@ -1,7 +1,7 @@
 //! What a daemon remembers. It lives outside the database, so no lost commit touches it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tenure_core::ids::{Call, Epoch, JobId, WorkerId};
+use tenure_core::ids::{Call, Epoch, JobId, Token, WorkerId};
 use tenure_core::model::{Memory, Registration, RunEnd};
 
 /// What may lie between a beat and its row, beyond the time that a daemon sees: a gap of the sweeps, in milliseconds.
@@ -21,6 +21,9 @@ pub(crate) struct Daemon {
     pub(crate) call: Call,
     /// Its handlers.
     pub(crate) held: BTreeMap<JobId, Memory>,
+    /// All leases that it ever had itself. Ends that it took over from a predecessor are said again, but others may not know of
+    /// it before its first beats, so no promise stands on them.
+    pub(crate) own: BTreeSet<Token>,
     /// Ends of which it has no answer yet.
     pub(crate) unsaid: Vec<(Memory, RunEnd)>,
     /// Ends that were answered, with the first beat after: a database that shows this beat shows them.
@@ -46,6 +49,7 @@ impl Daemon {
             beat: 0,
             call: Call(0),
             held: BTreeMap::new(),
+            own: BTreeSet::new(),
             unsaid: Vec::new(),
             said: Vec::new(),
             roster: BTreeSet::new(),

@@ -1,10 +1,11 @@
 //! Differences that random histories have found, each as the shortest history that shows it.
 
 use tenure_core::ids::JobId;
-use tenure_core::model::{NewJob, Place};
+use tenure_core::model::{Gate, NewJob, Place, Refused, Stop};
 
 use super::play::{Play, START};
 use super::postgres::Postgres;
+use super::sql;
 
 fn job(job_type: &str) -> NewJob {
     NewJob {
@@ -134,5 +135,71 @@ fn an_enqueue_that_was_lost_and_is_repeated_waits_for_who_may_hold_the_job() {
         }
         let place = &play.model.jobs[&id].place;
         assert!(matches!(place, Place::Ready { .. }), "{place:?}");
+    });
+}
+
+/// By its times the job was from after the switch, so a person could retry what a worker was about to report as done.
+#[test]
+fn what_is_from_before_a_switch_is_not_told_by_clocks() {
+    play(|play| {
+        two_daemons(play);
+        let id = JobId(play.random.uuid_v7(play.now));
+        let known = NewJob {
+            id: Some(id),
+            ..job("mail")
+        };
+        play.enqueue(&[known]);
+        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
+        let earlier = play.model.clone();
+        play.lose_tail(copy.as_deref(), &earlier);
+        play.now -= 60_000;
+        play.attach(0);
+        assert_eq!(play.model.stop(id, Stop::Cancel), Err(Refused::Reattaching));
+        let statement = sql::stop(&play.names, id, Stop::Cancel);
+        play.same(&statement, Err(Refused::Reattaching));
+    });
+}
+
+/// A re-attach renews a worker but tells it of nobody, and the new one claimed as if it were known.
+#[test]
+fn a_new_worker_claims_when_beats_have_told_the_others() {
+    play(|play| {
+        two_daemons(play);
+        let third = play.new_daemon();
+        play.daemons.push(third);
+        play.register(2);
+        play.enqueue(&[job("mail"), job("report"), job("score")]);
+        play.attach(0);
+        play.attach(1);
+        for _ in 0..5 {
+            play.claim(2);
+        }
+        assert_eq!(play.met.claimed, 0);
+        play.beat(0, false);
+        play.beat(1, false);
+        for _ in 0..9 {
+            play.claim(2);
+        }
+        assert!(play.met.claimed > 0);
+    });
+}
+
+/// The window was over at once when no worker was known, and the jobs of one that had come in the lost tail were given out.
+#[test]
+fn a_worker_that_nobody_knows_of_is_waited_for() {
+    play(|play| {
+        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
+        let earlier = play.model.clone();
+        play.lose_tail(copy.as_deref(), &earlier);
+        let alone = play.new_daemon();
+        play.daemons.push(alone);
+        play.register(0);
+        play.compare();
+        for _ in 0..30 {
+            play.pass(2_500);
+            play.sweep();
+            play.beat(0, false);
+        }
+        assert_eq!(play.model.gate, Gate::Open);
     });
 }

@@ -294,6 +294,7 @@ impl Play<'_> {
             };
             let daemon = &mut self.daemons[nth];
             if read && self.mono < daemon.trusted_until {
+                daemon.own.insert(job.token);
                 daemon.held.insert(job.job, memory);
             }
         }
@@ -310,7 +311,9 @@ impl Play<'_> {
                 ));
             }
             let finished = daemon.said.iter().any(|(_, memory, end)| {
-                memory.job == job && matches!(end.end, End::Completed | End::Failed { last: true })
+                memory.job == job
+                    && daemon.own.contains(&memory.token)
+                    && matches!(end.end, End::Completed | End::Failed { last: true })
             });
             if finished && here && !self.reopened.contains(&job) {
                 self.fail(&format!(
