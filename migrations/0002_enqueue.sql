@@ -11,7 +11,10 @@
 --   TN004 the worker is unknown or was declared dead
 CREATE FUNCTION refuse(p_code text, p_message text, p_hint text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message, HINT = coalesce(p_hint, '');
+  IF p_hint IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message;
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message, HINT = p_hint;
 END $$;
 COMMENT ON FUNCTION refuse(text, text, text) IS 'Raises an error of tenure, with what to do as its hint.';
 

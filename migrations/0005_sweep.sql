@@ -29,8 +29,11 @@ CREATE FUNCTION recover(p_epoch_no bigint, p_limit int) RETURNS int LANGUAGE plp
 DECLARE
   v_ends run_end[];
 BEGIN
-  SELECT array_agg(run_end_of(l, 'lost', CASE WHEN l.until IS NULL THEN 'the worker was lost: no heartbeat within its lease_ttl'
-      ELSE 'the lease ran out: nobody renewed it' END)) INTO v_ends
+  -- A worker that left had ended all that it knew of: what it still holds comes from a claim whose answer it never read.
+  SELECT array_agg(CASE
+      WHEN l.until IS NOT NULL THEN run_end_of(l, 'lost', 'the lease ran out: nobody renewed it')
+      WHEN EXISTS (SELECT FROM worker w WHERE w.id = l.worker AND w.status = 'stopped') THEN run_end_of(l, 'ghost')
+      ELSE run_end_of(l, 'lost', 'the worker was lost: no heartbeat within its lease_ttl, or it was known to be dead') END) INTO v_ends
   FROM (
     SELECT l.* FROM lease l
     WHERE l.until < clock_timestamp()
@@ -129,7 +132,7 @@ BEGIN
     DELETE FROM worker w WHERE w.ended_at < v_now - interval '1 day';
   END IF;
   RETURN QUERY SELECT true, c.gate, v_promoted, v_recovered, coalesce(cardinality(v_lost), 0),
-    (SELECT greatest(0, ceil(extract(epoch FROM l.due - clock_timestamp()) * 1000))::bigint FROM later l WHERE l.due < v_now + interval '1 hour' ORDER BY l.due LIMIT 1)
+    (SELECT greatest(0, ceil(extract(epoch FROM l.due - clock_timestamp()) * 1000))::bigint FROM later l WHERE c.gate = 'open' AND l.due < v_now + interval '1 hour' ORDER BY l.due LIMIT 1)
     FROM cluster c;
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION sweep(uuid, jsonb) IS

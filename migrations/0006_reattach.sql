@@ -81,7 +81,13 @@ BEGIN
     v_flags := NULL;
     SELECT * INTO l FROM lease WHERE id = s.job;
     IF FOUND THEN
-      IF l.token = s.token AND l.run = s.run THEN RETURN 'ours'; END IF;
+      IF l.token = s.token AND l.run = s.run THEN
+        -- A successor takes over what its dead predecessor had ended: its own death must not end the lease.
+        IF l.worker <> p_worker THEN
+          UPDATE lease SET worker = p_worker, call = s.call WHERE id = s.job;
+        END IF;
+        RETURN 'ours';
+      END IF;
       IF s.run <= l.run OR l.epoch_no >= p_epoch_no THEN RETURN 'refused'; END IF;
       PERFORM FROM lease WHERE id = s.job AND token = l.token FOR UPDATE SKIP LOCKED;
       IF NOT FOUND THEN RETURN 'busy'; END IF;

@@ -19,7 +19,7 @@ BEGIN
   IF NOT EXISTS (SELECT FROM here h WHERE h.epoch = v_cluster.epoch) OR v_cluster.gate = 'window' AND coalesce(v_pos, 0) <= v_cluster.mark THEN
     PERFORM refuse('TN002', 'workers are re-attaching after a switch or restart of the database', 'Try again in a moment.');
   ELSIF v_cluster.gate = 'hold' THEN
-    PERFORM refuse('TN003', 'the gate is on hold after a switch', 'Look at tenure cluster status, then decide with tenure cluster resume.');
+    PERFORM refuse('TN003', 'the gate is on hold after a switch', 'Nothing is claimed until it is opened.');
   END IF;
 END $$;
 

@@ -12,7 +12,7 @@
 //!          no job for 500 ms
 //! ```
 //!
-//! One poller serves one pool; a worker's flag is up for the lanes of its sleeping pools. A sleeper writes its flag, looks
+//! One poller serves all pools; a worker's flag is up for the lanes of its sleeping pools. A sleeper writes its flag, looks
 //! once more and then sleeps, so a job that became ready in between is found. The flag is written at most twice a second,
 //! whatever the mode does. One claim is under way at a time, and none without a free slot. A job that comes alone costs one
 //! claim and no write of the flag.
@@ -36,12 +36,12 @@ pub enum Event {
     Woken,
     /// A slot has become free, or (`false`) none is free any more.
     Free(bool),
-    /// The claim brought `got` of the `asked` jobs.
+    /// The claim was answered.
     Answered {
-        /// How many it asked for.
-        asked: usize,
-        /// How many it brought.
-        got: usize,
+        /// It brought jobs.
+        brought: bool,
+        /// It brought some pool as many as it asked for, so there may be more.
+        full: bool,
     },
     /// The claim failed.
     Failed,
@@ -126,9 +126,9 @@ impl Poller {
             Event::Woken if self.mode == Mode::Idle => self.look(now),
             Event::Woken | Event::Tick => {}
             Event::Free(free) => self.free = free,
-            Event::Answered { asked, got } => {
+            Event::Answered { brought, full } => {
                 self.claiming = false;
-                self.answered(now, got > 0, got >= asked, idle_poll);
+                self.answered(now, brought, full, idle_poll);
             }
             Event::Failed => {
                 self.claiming = false;
@@ -221,7 +221,10 @@ mod tests {
     }
 
     fn answer(got: usize) -> Event {
-        Event::Answered { asked: 4, got }
+        Event::Answered {
+            brought: got > 0,
+            full: got >= 4,
+        }
     }
 
     /// Asleep since 0, next look at 3 s.

@@ -35,6 +35,8 @@ use crate::status::{Part, Status};
 use crate::sweeper;
 use crate::tasks::spawn;
 
+/// Connections of the HTTP interface, opened when somebody asks for something.
+const API_CONNECTIONS: usize = 2;
 /// Between tries to reach the database at the start.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -138,10 +140,12 @@ impl Daemon {
         Arc::clone(&self.status)
     }
 
-    /// Its connections, for the API.
-    #[must_use]
-    pub fn db(&self) -> Db {
-        self.db.clone()
+    /// Connections of their own for the API: whoever looks at jobs does not hold up claims and completions.
+    ///
+    /// # Errors
+    /// See [`TargetError`].
+    pub fn api_db(&self) -> Result<Db, TargetError> {
+        Db::new(&self.target, API_CONNECTIONS)
     }
 
     /// Runs until it was told to stop, by `signals` or by a person through the database. Each signal after the first
@@ -181,7 +185,7 @@ impl Daemon {
         let guarding = guard
             .clone()
             .map(|guard| spawn(async move { guard.supervise().await }));
-        let heart = heart::start(
+        let (heart, heart_ended) = heart::start(
             Heart {
                 target: self.direct.clone(),
                 registration: self.registration(),
@@ -246,6 +250,7 @@ impl Daemon {
 
         let outcome = tokio::select! {
             outcome = self.until_drained(&mut signals, &drain, &claims, &leases, &ends) => Ok(outcome),
+            _ = heart_ended => Err(DaemonError::Task("heart")),
             () = dispatcher_failed => Err(DaemonError::Task("dispatcher")),
             _ = &mut speaker => Err(DaemonError::Task("speaker")),
             _ = &mut second_speaker => Err(DaemonError::Task("speaker of follow-up jobs")),
@@ -430,7 +435,7 @@ impl Daemon {
 fn left(leases: &Leases, ends: &Ends) -> Event {
     Event::Left {
         handlers: leases.running(),
-        unconfirmed: ends.len(),
+        unconfirmed: ends.len() + leases.unanswered_claims(),
     }
 }
 

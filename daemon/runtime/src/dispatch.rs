@@ -74,15 +74,20 @@ type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
 
 /// What a statement that was under way has brought.
 enum Done {
-    Claimed {
-        asked: usize,
-        jobs: Vec<Vec<Arc<Held>>>,
-        calls: Vec<Call>,
-        failed: Option<StoreError>,
-    },
+    Claimed(ClaimAnswer),
     Flagged(bool, Result<(), StoreError>),
     Lanes(Result<Vec<(Lane, String)>, StoreError>),
-    Settled(Result<(Vec<Mark>, i64), StoreError>),
+    Settled(Result<(Epoch, Vec<Mark>, i64), StoreError>),
+}
+
+/// What the claims for all pools have brought.
+#[derive(Default)]
+struct ClaimAnswer {
+    jobs: Vec<(Call, Vec<Arc<Held>>)>,
+    /// Some pool got as many as it asked for.
+    full: bool,
+    /// Why the last one failed.
+    failed: Option<StoreError>,
 }
 
 impl Dispatcher {
@@ -153,7 +158,8 @@ impl Dispatcher {
                 (done, index) = first(&mut under_way), if !under_way.is_empty() => {
                     drop(under_way.swap_remove(index));
                     asking_lanes &= !matches!(done, Done::Lanes(_));
-                    self.take_in(done, stopping);
+                    // Asked again: the stop may have come in the same moment.
+                    self.take_in(done, stop.is_cancelled());
                 }
                 note = notes.recv() => {
                     let Some(note) = note else { return };
@@ -201,6 +207,10 @@ impl Dispatcher {
             Note::Registered => return,
             Note::Freed(pool) => {
                 self.free[pool] += 1;
+                if self.free[pool] == 1 {
+                    // The pool was full: what it could not take is looked for at once, whatever the other pools do.
+                    self.poll(Event::Woken);
+                }
                 Event::Free(true)
             }
         };
@@ -265,68 +275,14 @@ impl Dispatcher {
             })
             .collect();
         Box::pin(async move {
-            let asked = requests
-                .iter()
-                .map(|request| usize::try_from(request.total).unwrap_or(0))
-                .sum::<usize>()
-                .max(1);
-            let (mut jobs, mut calls) = (Vec::new(), Vec::new());
+            let mut answer = ClaimAnswer::default();
             for request in &requests {
-                // Numbered only now, when it is sent: what is numbered counts as under way.
-                let session = match db.session().await {
-                    Ok(session) => session,
-                    Err(error) => {
-                        return Done::Claimed {
-                            asked,
-                            jobs,
-                            calls,
-                            failed: Some(error),
-                        };
-                    }
-                };
-                let Some((call, worker, epoch)) = leases.claim() else {
-                    return Done::Claimed {
-                        asked,
-                        jobs,
-                        calls,
-                        failed: Some(not_a_member()),
-                    };
-                };
-                let epoch_no = leases.epoch_no();
-                match session.claim(worker, epoch, call, request).await {
-                    Ok(claimed) => {
-                        calls.push(call);
-                        jobs.push(
-                            claimed
-                                .into_iter()
-                                .map(|job| {
-                                    Arc::new(Held {
-                                        job,
-                                        call,
-                                        epoch_no,
-                                    })
-                                })
-                                .collect(),
-                        );
-                    }
-                    Err(error) => {
-                        leases.on(LeaseEvent::ClaimGivenUp { call });
-                        leases.failed(worker, epoch, &error);
-                        return Done::Claimed {
-                            asked,
-                            jobs,
-                            calls,
-                            failed: Some(error),
-                        };
-                    }
+                if let Err(error) = claim_one(&db, &leases, request, &mut answer).await {
+                    answer.failed = Some(error);
+                    break;
                 }
             }
-            Done::Claimed {
-                asked,
-                jobs,
-                calls,
-                failed: None,
-            }
+            Done::Claimed(answer)
         })
     }
 
@@ -346,40 +302,34 @@ impl Dispatcher {
         self.settle_at = Mono::from_millis(u64::MAX);
         let db = self.db.clone();
         Some(Box::pin(async move {
-            Done::Settled(
-                async {
-                    db.session()
-                        .await?
-                        .settle_marks(epoch, &marks, &seen, horizon)
-                        .await
-                }
-                .await,
-            )
+            let settled = async {
+                let session = db.session().await?;
+                let (marks, horizon) = session.settle_marks(epoch, &marks, &seen, horizon).await?;
+                Ok((epoch, marks, horizon))
+            };
+            Done::Settled(settled.await)
         }))
     }
 
     fn take_in(&mut self, done: Done, stopping: bool) {
         let event = match done {
-            Done::Claimed {
-                asked,
-                jobs,
-                calls,
-                failed,
-            } => {
+            Done::Claimed(answer) => {
                 self.claiming = false;
-                let mut got = 0;
-                for (call, jobs) in calls.into_iter().zip(jobs) {
-                    got += jobs.len();
+                let brought = answer.jobs.iter().any(|(_, jobs)| !jobs.is_empty());
+                for (call, jobs) in answer.jobs {
                     self.start(call, jobs, stopping);
                 }
-                match failed {
+                match answer.failed {
                     Some(error) => {
                         self.lost(&error, Part::Claims);
                         Event::Failed
                     }
                     None => {
                         self.status.fine(Part::Claims);
-                        Event::Answered { asked, got }
+                        Event::Answered {
+                            brought,
+                            full: answer.full,
+                        }
                     }
                 }
             }
@@ -408,8 +358,14 @@ impl Dispatcher {
             }
             Done::Settled(answer) => {
                 self.settle_at = clock::now() + SETTLE;
-                if let Ok((marks, horizon)) = answer {
-                    self.marks.settled(&marks, horizon);
+                match answer {
+                    // Positions of another epoch mean nothing in this one.
+                    Ok((epoch, marks, horizon))
+                        if self.member.is_some_and(|(_, now)| now == epoch) =>
+                    {
+                        self.marks.settled(&marks, horizon);
+                    }
+                    Ok(_) | Err(_) => self.marks.unanswered(),
                 }
                 return;
             }
@@ -463,6 +419,40 @@ impl Dispatcher {
     fn show_slots(&self) {
         for ((name, slots), free) in self.pools.iter().zip(&self.free) {
             events::slots(name, *free, slots.saturating_sub(*free));
+        }
+    }
+}
+
+/// One claim, for one pool.
+async fn claim_one(
+    db: &Db,
+    leases: &Leases,
+    request: &ClaimRequest,
+    answer: &mut ClaimAnswer,
+) -> Result<(), StoreError> {
+    // Numbered only when it is sent: what is numbered counts as under way.
+    let session = db.session().await?;
+    let (call, worker, epoch) = leases.claim().ok_or_else(not_a_member)?;
+    let epoch_no = leases.epoch_no();
+    match session.claim(worker, epoch, call, request).await {
+        Ok(claimed) => {
+            answer.full |= i32::try_from(claimed.len()).unwrap_or(i32::MAX) >= request.total;
+            let held = |job| {
+                Arc::new(Held {
+                    job,
+                    call,
+                    epoch_no,
+                })
+            };
+            answer
+                .jobs
+                .push((call, claimed.into_iter().map(held).collect()));
+            Ok(())
+        }
+        Err(error) => {
+            leases.on(LeaseEvent::ClaimGivenUp { call });
+            leases.failed(worker, epoch, &error);
+            Err(error)
         }
     }
 }

@@ -18,6 +18,9 @@ use tracing::error;
 use crate::held::Statement;
 use crate::journal::Journal;
 
+/// A statement takes no more ends once they have so many bytes: the server's limits are far above.
+const MOST_BYTES: usize = 8 << 20;
+
 /// The list. Shared by all tasks.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
@@ -39,15 +42,16 @@ impl Ends {
     /// With a journal that keeps them over the death of this process, and what it held.
     #[must_use]
     pub(crate) fn new(journal: Option<Journal>, left: Vec<Statement>) -> Self {
-        let open: BTreeMap<Token, Statement> =
-            left.into_iter().map(|end| (end.end.token, end)).collect();
-        // They are said by the re-attach of the first registration, not by the ordinary way.
+        let mut state = State {
+            journal,
+            ..State::default()
+        };
+        for end in left {
+            state.waiting[queue_of(&end)].push_back(end.end.token);
+            state.open.insert(end.end.token, end);
+        }
         Self {
-            state: Mutex::new(State {
-                open,
-                journal,
-                ..State::default()
-            }),
+            state: Mutex::new(state),
             changed: [Notify::new(), Notify::new()],
         }
     }
@@ -68,10 +72,15 @@ impl Ends {
     pub(crate) fn take(&self, follow_ups: bool, most: usize) -> Vec<Statement> {
         let mut state = self.state();
         let mut taken = Vec::new();
+        let mut size = 0;
         while taken.len() < most
+            && size < MOST_BYTES
             && let Some(token) = state.waiting[usize::from(follow_ups)].pop_front()
         {
-            taken.extend(state.open.get(&token).cloned());
+            if let Some(end) = state.open.get(&token) {
+                size += end.size();
+                taken.push(end.clone());
+            }
         }
         taken
     }
@@ -127,7 +136,7 @@ impl Ends {
     /// Whether the ends live on in a journal when this process dies.
     #[must_use]
     pub(crate) fn are_kept(&self) -> bool {
-        self.state().journal.is_some()
+        self.state().journal.as_ref().is_some_and(Journal::is_whole)
     }
 
     /// Waits until there may be something to say of one kind.
@@ -152,6 +161,14 @@ fn queue_of(end: &Statement) -> usize {
 
 impl State {
     fn note(&mut self, write: impl FnOnce(&mut Journal) -> std::io::Result<()>) {
+        // After a line that could not be written all is written anew, as soon as it can.
+        if self
+            .journal
+            .as_ref()
+            .is_some_and(|journal| !journal.is_whole())
+        {
+            self.rewrite();
+        }
         if let Some(journal) = &mut self.journal
             && let Err(error) = write(journal)
         {

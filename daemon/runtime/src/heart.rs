@@ -16,7 +16,7 @@ use tenure_store::error::StoreError;
 use tenure_store::finish::{Answer, EndAnswer};
 use tenure_store::session::{Notifications, Session, Target};
 use tenure_store::worker::Registration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -24,6 +24,7 @@ use crate::clock;
 use crate::dispatch::Note;
 use crate::ends::Ends;
 use crate::events;
+use crate::held::Statement;
 use crate::leases::{Leases, Order};
 use crate::stats::Stats;
 use crate::status::{Part, Status};
@@ -65,11 +66,15 @@ struct Link {
     /// Pings sent and not come back.
     pings: u32,
     predecessors: Vec<WorkerId>,
+    /// A registration whose order has not come to its end.
+    registered: Option<(WorkerId, Epoch, i64)>,
+    /// One registration at a time: the keeper asks again while an answer is out.
+    registering: bool,
     /// Of the last epoch that was seen.
     epoch_no: i64,
 }
 
-/// Starts the heart's thread. It ends when `stop` is cancelled.
+/// Starts the heart's thread. It ends when `stop` is cancelled; the channel closes when it ends, whatever the reason.
 ///
 /// # Errors
 /// When the thread or its runtime cannot be made.
@@ -77,15 +82,18 @@ pub(crate) fn start(
     heart: Heart,
     orders: mpsc::Receiver<Order>,
     stop: CancellationToken,
-) -> std::io::Result<JoinHandle<()>> {
+) -> std::io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    std::thread::Builder::new()
+    let (alive, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new()
         .name("heart".into())
         .spawn(move || {
+            let _alive = alive;
             tokio::task::LocalSet::new().block_on(&runtime, heart.run(orders, stop));
-        })
+        })?;
+    Ok((thread, ended))
 }
 
 impl Heart {
@@ -94,6 +102,8 @@ impl Heart {
             session: None,
             pings: 0,
             predecessors: self.predecessors.clone(),
+            registered: None,
+            registering: false,
             epoch_no: 0,
         });
         let (heard_in, mut heard) = mpsc::channel(64);
@@ -114,7 +124,15 @@ impl Heart {
     async fn carry_out(&self, link: &RefCell<Link>, heard: &mpsc::Sender<Heard>, order: Order) {
         match order {
             Order::Register { asked_at } => {
-                if let Err(error) = self.register(link, heard, asked_at).await {
+                if std::mem::replace(&mut link.borrow_mut().registering, true) {
+                    return;
+                }
+                let registered = self.register(link, heard, asked_at).await;
+                link.borrow_mut().registering = false;
+                if let Err(error) = registered {
+                    if matches!(error, StoreError::OtherEpoch(_) | StoreError::DeadWorker(_)) {
+                        link.borrow_mut().registered = None;
+                    }
                     self.missed(link, &error);
                     self.leases.on(Event::RegisterFailed { asked_at });
                 }
@@ -152,15 +170,12 @@ impl Heart {
         asked_at: Mono,
     ) -> Result<(), StoreError> {
         let session = self.session(link, heard).await?;
-        let worker = WorkerId(Uuid::new_v4());
-        let (epoch, epoch_no) = session.register(worker, &self.registration).await?;
+        let (worker, epoch, epoch_no) = self.make_known(link, &session).await?;
         let predecessors = link.borrow().predecessors.clone();
-        if !predecessors.is_empty() || !self.ends.is_empty() {
-            let ends = self.ends.all();
-            let said = ends
-                .iter()
-                .map(crate::held::Statement::full)
-                .collect::<Vec<_>>();
+        let ends = self.ends.all();
+        if !predecessors.is_empty() || !ends.is_empty() {
+            let said = ends.iter().map(Statement::hold).collect::<Vec<_>>();
+            let registration = &self.registration;
             let answers = session
                 .reattach(
                     worker,
@@ -168,19 +183,21 @@ impl Heart {
                     Beat(0),
                     array(&said),
                     &[],
-                    &self.registration,
+                    registration,
                     &predecessors,
                 )
                 .await?;
-            self.take_in(&answers)?;
+            lost(&answers)?;
             tracing::info!(
                 ends = ends.len(),
-                "Said what the last process in state_dir could not."
+                "Takes over from the last process in state_dir."
             );
         }
         self.listen(&session, worker).await?;
         let mut now = link.borrow_mut();
-        now.predecessors = vec![];
+        // Should it have to become another worker, that one succeeds this.
+        now.predecessors = vec![worker];
+        now.registered = None;
         now.epoch_no = epoch_no;
         drop(now);
         self.ends.registered(worker);
@@ -189,6 +206,7 @@ impl Heart {
         self.leases
             .registered(worker, epoch, epoch_no, asked_at, &[]);
         self.note(Note::Registered);
+        self.ends.nudge();
         let notes = self.notes.clone();
         drop(tokio::task::spawn_local(async move {
             for wait in ADMITTED {
@@ -197,6 +215,26 @@ impl Heart {
             }
         }));
         Ok(())
+    }
+
+    /// Registers, unless an earlier try got as far and only what comes after it failed: each registration is a worker that
+    /// others count on.
+    async fn make_known(
+        &self,
+        link: &RefCell<Link>,
+        session: &Session,
+    ) -> Result<(WorkerId, Epoch, i64), StoreError> {
+        let before = link.borrow_mut().registered.take();
+        let known = match before {
+            Some(known) => known,
+            None => {
+                let worker = WorkerId(Uuid::new_v4());
+                let (epoch, epoch_no) = session.register(worker, &self.registration).await?;
+                (worker, epoch, epoch_no)
+            }
+        };
+        link.borrow_mut().registered = Some(known);
+        Ok(known)
     }
 
     async fn reattach(
@@ -212,7 +250,7 @@ impl Heart {
         let (mut said, beat, roster) = self.leases.holds();
         let held = said.len();
         let ends = self.ends.all();
-        said.extend(ends.iter().map(crate::held::Statement::full));
+        said.extend(ends.iter().map(Statement::hold));
         let answers = session
             .reattach(
                 worker,
@@ -224,7 +262,7 @@ impl Heart {
                 &[],
             )
             .await?;
-        let lost = self.take_in(&answers)?;
+        let lost = lost(&answers)?;
         link.borrow_mut().epoch_no = now.number;
         self.status.confirmed(asked_at);
         events::reattached(worker, now.number, held, ends.len(), lost.len());
@@ -233,26 +271,6 @@ impl Heart {
         self.note(Note::Registered);
         self.ends.nudge();
         Ok(())
-    }
-
-    /// Confirms the ends that were answered, and returns the leases whose handlers must stop.
-    fn take_in(&self, answers: &[EndAnswer]) -> Result<Vec<Token>, StoreError> {
-        let of = |wanted: &[Answer]| -> Vec<Token> {
-            answers
-                .iter()
-                .filter(|answer| wanted.contains(&answer.answer))
-                .map(|answer| answer.token)
-                .collect()
-        };
-        self.leases.confirmed(of(&[Answer::Done, Answer::History]));
-        of(&[Answer::History]).iter().for_each(events::too_late);
-        match of(&[Answer::Busy]).first() {
-            // Everything has to be said again, in one piece: what is not named is taken for given up.
-            Some(_) => Err(StoreError::Repeat(
-                "a job is locked by another transaction".into(),
-            )),
-            None => Ok(of(&[Answer::Stop])),
-        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one order")]
@@ -374,6 +392,23 @@ impl Heart {
     fn note(&self, note: Note) {
         // Full only while the dispatcher is busy claiming; it looks by itself then.
         let _ = self.notes.try_send(note);
+    }
+}
+
+/// The leases that are gone: their handlers must stop, and the ends among them are history.
+fn lost(answers: &[EndAnswer]) -> Result<Vec<Token>, StoreError> {
+    let of = |wanted| {
+        answers
+            .iter()
+            .filter(move |answer| answer.answer == wanted)
+            .map(|answer| answer.token)
+    };
+    match of(Answer::Busy).next() {
+        // Everything has to be said again, in one piece: what is not named is taken for given up.
+        Some(_) => Err(StoreError::Repeat(
+            "a job is locked by another transaction".into(),
+        )),
+        None => Ok(of(Answer::Stop).collect()),
     }
 }
 

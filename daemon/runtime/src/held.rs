@@ -1,6 +1,7 @@
 //! A claimed job, and what is said of it to the database.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -83,6 +84,14 @@ impl Held {
         }
     }
 
+    /// Given back, and not to be taken again for a while.
+    #[must_use]
+    pub(crate) fn released_for(self: &Arc<Self>, wait: Duration) -> Statement {
+        let mut end = self.end(EndKind::Released);
+        end.delay_ms = Some(millis(wait));
+        self.said(end)
+    }
+
     fn said(self: &Arc<Self>, end: RunEnd) -> Statement {
         Statement {
             end,
@@ -147,10 +156,9 @@ impl Held {
     pub(crate) fn ended(
         self: &Arc<Self>,
         ended: Ended,
-        retry_in: impl FnOnce(Option<std::time::Duration>) -> std::time::Duration,
+        retry_in: impl FnOnce(Option<Duration>) -> Duration,
     ) -> Statement {
-        let millis =
-            |wait: std::time::Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let millis = |wait: Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let kind = match ended.verdict {
             Verdict::Done => EndKind::Completed,
             Verdict::Retry { .. } | Verdict::Dead => EndKind::Failed,
@@ -180,21 +188,32 @@ impl Held {
     /// For `reattach`: this run goes on.
     #[must_use]
     pub(crate) fn hold(&self) -> String {
-        spliced(&[
-            &format!(
-                r#"{{"kind":"hold","job":"{}","run":{},"token":"{}"}}"#,
-                self.job.id, self.job.run, self.job.token
-            ),
-            &json(&self.background()),
-        ])
+        hold(&self.end(EndKind::Released), &self.background())
     }
 }
 
 impl Statement {
-    /// For `reattach`.
+    /// For `reattach`: the lease of this run must stand until its end has been written the ordinary way. No claim call is
+    /// ever that high, so no heartbeat takes it for an unanswered one.
     #[must_use]
-    pub(crate) fn full(&self) -> String {
-        spliced(&[&json(&self.end), &json(&self.background())])
+    pub(crate) fn hold(&self) -> String {
+        let background = Background {
+            call: i64::MAX,
+            ..self.background()
+        };
+        hold(&self.end, &background)
+    }
+
+    /// About how many bytes its end has.
+    #[must_use]
+    pub(crate) fn size(&self) -> usize {
+        let raw =
+            |value: &Option<Box<RawValue>>| value.as_ref().map_or(0, |value| value.get().len());
+        let text = |value: &Option<String>| value.as_ref().map_or(0, String::len);
+        raw(&self.end.result)
+            + raw(&self.end.enqueue)
+            + text(&self.end.error)
+            + text(&self.end.log_tail)
     }
 
     /// For the journal.
@@ -223,12 +242,24 @@ impl From<Written> for Statement {
     }
 }
 
+fn hold(run: &RunEnd, background: &Background) -> String {
+    let named = format!(
+        r#"{{"kind":"hold","job":"{}","run":{},"token":"{}"}}"#,
+        run.job, run.run, run.token
+    );
+    spliced(&[&named, &json(background)])
+}
+
 /// The follow-up jobs, each with an id made now: a repeated statement enqueues nothing twice.
 fn follow_ups(jobs: &[FollowUp]) -> String {
     let with_id = jobs
         .iter()
         .map(|job| spliced(&[&format!(r#"{{"id":"{}"}}"#, Uuid::now_v7()), &job.to_json()]));
     format!("[{}]", with_id.collect::<Vec<_>>().join(","))
+}
+
+fn millis(wait: Duration) -> u64 {
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn json(value: &impl Serialize) -> String {
@@ -251,7 +282,7 @@ fn spliced(objects: &[&str]) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use serde_json::Value;
     use tenure_core::ids::{JobId, Lane, Run};
@@ -291,11 +322,12 @@ pub(crate) mod tests {
     #[test]
     fn a_statement_is_one_object_with_the_whole_job_and_every_digit() {
         let held = held();
-        for text in [held.hold(), held.released().full()] {
+        for (text, call) in [(held.hold(), 4), (held.released().hold(), i64::MAX)] {
             let value: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(value["run"], 3);
             assert_eq!(value["attempt"], 2);
-            assert_eq!(value["call"], 4);
+            assert_eq!(value["call"], call);
+            assert_eq!(value["kind"], "hold");
             assert_eq!(value["epoch_no"], 2);
             assert_eq!(value["row"]["job_type"], "re\"port");
             assert_eq!(value["row"]["timeout"], "7000 milliseconds");

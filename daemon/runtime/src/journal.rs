@@ -9,6 +9,7 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use tenure_core::ids::{Token, WorkerId};
@@ -16,7 +17,7 @@ use thiserror::Error;
 
 use crate::held::{Statement, Written};
 
-/// Rewritten when it has grown beyond this and most of it is confirmed.
+/// Rewritten when it has grown beyond this, and beyond twice what was open at the last time.
 const COMPACT: u64 = 8 * 1024 * 1024;
 
 /// Why the directory cannot be used.
@@ -59,6 +60,9 @@ pub(crate) struct Journal {
     path: PathBuf,
     file: File,
     size: u64,
+    compact_at: u64,
+    /// A line could not be written, or not whole: what follows would be lost with it.
+    torn: bool,
     _lock: Flock<File>,
 }
 
@@ -81,8 +85,13 @@ impl Journal {
         }
         let lock_path = dir.join("lock");
         let lock = private().open(&lock_path).map_err(failed(&lock_path))?;
-        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
-            .map_err(|_| JournalError::InUse(dir.to_owned()))?;
+        let lock =
+            Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(
+                |(_, errno)| match errno {
+                    Errno::EWOULDBLOCK => JournalError::InUse(dir.to_owned()),
+                    other => failed(&lock_path)(other.into()),
+                },
+            )?;
         let path = dir.join("journal.ndjson");
         let file = private().append(true).open(&path).map_err(failed(&path))?;
         let legacy = read(&file).map_err(failed(&path))?;
@@ -92,6 +101,8 @@ impl Journal {
                 path,
                 file,
                 size,
+                compact_at: COMPACT,
+                torn: false,
                 _lock: lock,
             },
             legacy,
@@ -114,10 +125,16 @@ impl Journal {
         self.append(&Line::Confirmed(token))
     }
 
-    /// Whether it is worth writing it anew.
+    /// Whether all that was noted is really there.
+    #[must_use]
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.torn
+    }
+
+    /// Whether it is worth writing it anew, or has to be.
     #[must_use]
     pub(crate) fn wants_compaction(&self) -> bool {
-        self.size > COMPACT
+        self.size > self.compact_at || self.torn
     }
 
     /// Writes it anew with only this content.
@@ -130,7 +147,8 @@ impl Journal {
         open: impl Iterator<Item = &'a Statement>,
     ) -> io::Result<()> {
         let temporary = self.path.with_extension("new");
-        let mut file = private().write(true).truncate(true).open(&temporary)?;
+        let _ = std::fs::remove_file(&temporary);
+        let mut file = private().append(true).open(&temporary)?;
         let mut size = 0;
         for line in worker
             .map(Line::Worker)
@@ -140,13 +158,18 @@ impl Journal {
             size += write(&mut file, &line)?;
         }
         std::fs::rename(&temporary, &self.path)?;
-        self.file = private().append(true).open(&self.path)?;
+        // The same handle: nothing can fail between here and the next line that is written.
+        self.file = file;
         self.size = size;
+        self.compact_at = COMPACT.max(2 * size);
+        self.torn = false;
         Ok(())
     }
 
     fn append(&mut self, line: &Line) -> io::Result<()> {
-        self.size += write(&mut self.file, line)?;
+        let written = write(&mut self.file, line);
+        self.torn |= written.is_err();
+        self.size += written?;
         Ok(())
     }
 }
@@ -220,7 +243,8 @@ mod tests {
         let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
         assert_eq!(legacy.workers, [worker]);
         assert_eq!(legacy.ends.len(), 1);
-        assert_eq!(legacy.ends[0].full(), kept.full());
+        assert_eq!(legacy.ends[0].hold(), kept.hold());
+        assert_eq!(legacy.ends[0].end.kind, kept.end.kind);
         assert_eq!(
             std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600

@@ -23,6 +23,9 @@ use crate::exec::{Stop, StopSignal};
 use crate::guard::Guard;
 use crate::held::{Held, Statement};
 
+/// How long a job that was claimed and could not start is left to others.
+const NOT_AT_ONCE: Duration = Duration::from_secs(1);
+
 /// What the heart is to say to the database.
 #[derive(Debug)]
 pub(crate) enum Order {
@@ -192,7 +195,8 @@ impl Leases {
                         state.running.insert(held.token(), running);
                         started.push((held, signal));
                     }
-                    Start::Release => self.ends.push(held.released()),
+                    // Perhaps an old handler of the same job is still dying here: not at once again.
+                    Start::Release => self.ends.push(held.released_for(NOT_AT_ONCE)),
                     // The answer came after its call was given up: the database takes these jobs back by itself.
                     Start::Gone => {}
                 }
@@ -291,6 +295,12 @@ impl Leases {
     #[must_use]
     pub(crate) fn running(&self) -> usize {
         self.state().running.len()
+    }
+
+    /// How many claims are not answered.
+    #[must_use]
+    pub(crate) fn unanswered_claims(&self) -> usize {
+        self.state().keeper.unanswered_claims()
     }
 
     /// When the keeper wants to be called even if nothing happens.

@@ -70,7 +70,8 @@ impl Marks {
             seen.push(place.asked.max(place.mark));
             place.asked = place.seen;
         }
-        Some((marks, seen, self.horizon))
+        // An answer that does not come must not be asked for again with what has been seen meanwhile.
+        Some((marks, seen, std::mem::take(&mut self.horizon)))
     }
 
     /// The answer: new marks, and the horizon of what is seen by now.
@@ -84,6 +85,11 @@ impl Marks {
         }
     }
 
+    /// The question was not answered: ask again.
+    pub(crate) fn unanswered(&mut self) {
+        self.fresh = true;
+    }
+
     /// A new epoch.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
@@ -92,6 +98,7 @@ impl Marks {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn mark(pos: i64) -> Mark {
@@ -100,6 +107,20 @@ mod tests {
             priority: 0,
             pos,
         }
+    }
+
+    #[test]
+    fn after_a_lost_answer_nothing_is_asked_with_the_old_horizon() {
+        let mut marks = Marks::default();
+        marks.saw(Lane(1), 0, 10);
+        marks.question();
+        marks.settled(&[mark(0)], 77);
+        marks.question();
+        // What is seen now may lie above a position that was drawn after the horizon 77.
+        marks.saw(Lane(1), 0, 20);
+        marks.unanswered();
+        let (_, _, horizon) = marks.question().unwrap();
+        assert_eq!(horizon, 0, "0 moves no mark");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::status::{Part, Status};
 
 /// The most ends of one statement.
 const BATCH: usize = 500;
-/// Between tries while the database does not answer, or a job is locked; doubled up to the second.
+/// Between tries while the database does not answer or a job is locked: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// See the module.
@@ -86,10 +86,15 @@ impl Speaker {
             }
             Err(error) if error.is_about_input() => {
                 // One of them is the cause; the rest must not wait for it.
+                let mut reached = true;
                 for end in batch {
-                    self.say_alone(worker, epoch, end).await;
+                    if reached {
+                        reached = self.say_alone(worker, epoch, end).await;
+                    } else {
+                        self.ends.give_back([end.end.token]);
+                    }
                 }
-                true
+                reached
             }
             Err(error) => {
                 self.trouble(worker, epoch, &error);
@@ -99,7 +104,8 @@ impl Speaker {
         }
     }
 
-    async fn say_alone(&self, worker: WorkerId, epoch: Epoch, end: Statement) {
+    /// `false`: the database did not answer.
+    async fn say_alone(&self, worker: WorkerId, epoch: Epoch, end: Statement) -> bool {
         let token = end.end.token;
         match self.finish(worker, epoch, std::slice::from_ref(&end)).await {
             Ok(busy) => self.ends.give_back(busy),
@@ -110,8 +116,10 @@ impl Speaker {
             Err(error) => {
                 self.trouble(worker, epoch, &error);
                 self.ends.give_back([token]);
+                return false;
             }
         }
+        true
     }
 
     /// Says ends in one statement, confirms what was answered, and returns what was busy.

@@ -64,6 +64,10 @@ impl Status {
         if let Some((since, _)) = troubles.remove(&part) {
             let seconds = (clock::now() - since).as_secs_f64();
             info!(seconds, "Over: {}.", part.trouble());
+            if part == Part::Heart {
+                // What was kept quiet while the heart was in trouble is news if it goes on.
+                troubles.clear();
+            }
             if troubles.is_empty() {
                 service::status("working");
             }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_store::error::StoreError;
 use tenure_store::session::Db;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::events;
@@ -13,6 +15,9 @@ use crate::tasks::random;
 
 /// Between sweeps.
 const EVERY: Duration = Duration::from_secs(1);
+
+/// Between two looks for due jobs.
+const SOONEST: Duration = Duration::from_millis(5);
 
 /// Sweeps until `stop` is cancelled.
 pub(crate) async fn run(db: Db, leases: Arc<Leases>, status: Arc<Status>, stop: CancellationToken) {
@@ -41,12 +46,13 @@ async fn sweep(db: &Db, leases: &Leases, status: &Status) -> Duration {
                 events::recovered(swept.recovered, swept.lost);
             }
             if let Some(due) = swept.next_due.filter(|due| *due < next) {
-                return promote_when_due(db, leases, due, next).await;
+                return promote_when_due(db, leases, status, due, next).await;
             }
         }
         Err(error) => {
             leases.failed(worker, epoch, &error);
-            if error.breaks_connection() {
+            // Another epoch or a lost registration is the heart's business.
+            if !matches!(error, StoreError::OtherEpoch(_) | StoreError::DeadWorker(_)) {
                 status.trouble(Part::Sweeps, &error);
             }
         }
@@ -58,20 +64,26 @@ async fn sweep(db: &Db, leases: &Leases, status: &Status) -> Duration {
 async fn promote_when_due(
     db: &Db,
     leases: &Leases,
-    mut due: Duration,
-    mut left: Duration,
+    status: &Status,
+    due: Duration,
+    next: Duration,
 ) -> Duration {
-    while due < left {
-        tokio::time::sleep(due).await;
-        left -= due;
+    let end = Instant::now() + next;
+    let mut at = Instant::now() + due;
+    while at < end {
+        tokio::time::sleep_until(at).await;
         let Some((_, epoch)) = leases.member() else {
             break;
         };
-        let promoted = async { db.session().await?.promote(epoch).await };
-        match promoted.await {
-            Ok((_, Some(next))) => due = next.max(Duration::from_millis(5)),
-            Ok((_, None)) | Err(_) => break,
+        match async { db.session().await?.promote(epoch).await }.await {
+            Ok((promoted, Some(due))) if promoted > 0 => at = Instant::now() + due.max(SOONEST),
+            // Nothing was due after all, or it is locked: the next sweep looks again.
+            Ok(_) => break,
+            Err(error) => {
+                status.trouble(Part::Sweeps, &error);
+                break;
+            }
         }
     }
-    left
+    end.saturating_duration_since(Instant::now())
 }

@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::{
@@ -66,6 +66,7 @@ pub struct Db {
     pool: Pool,
     target: Target,
     prefix: Arc<str>,
+    tls: Option<MakeRustlsConnect>,
 }
 
 /// One connection to one installation. All calls of the daemon are methods of it (see [`crate::worker`]).
@@ -77,6 +78,8 @@ pub struct Session {
     bound: Duration,
     tls: Option<MakeRustlsConnect>,
     broken: AtomicBool,
+    /// Calls that have not come to their end; one that is dropped leaves the server busy with it.
+    under_way: AtomicUsize,
 }
 
 enum Link {
@@ -96,13 +99,10 @@ impl Db {
         let method = ManagerConfig {
             recycling_method: RecyclingMethod::Fast,
         };
-        let manager = match &target.address.tls {
+        let tls = tls_of(target)?;
+        let manager = match &tls {
             None => Manager::from_config(target.address.config.clone(), NoTls, method),
-            Some(files) => Manager::from_config(
-                target.address.config.clone(),
-                tls::connector(files)?,
-                method,
-            ),
+            Some(tls) => Manager::from_config(target.address.config.clone(), tls.clone(), method),
         };
         let settings = session_settings(target);
         let bound = target.connect_timeout;
@@ -129,6 +129,7 @@ impl Db {
             pool,
             target: target.clone(),
             prefix: prefix(&target.schema),
+            tls,
         })
     }
 
@@ -153,8 +154,9 @@ impl Db {
             link: Some(Link::Pooled(object)),
             prefix: Arc::clone(&self.prefix),
             bound: self.target.statement_timeout,
-            tls: tls_of(&self.target)?,
+            tls: self.tls.clone(),
             broken: AtomicBool::new(false),
+            under_way: AtomicUsize::new(0),
         })
     }
 
@@ -177,7 +179,7 @@ impl Session {
     /// `Unreachable` within the connect timeout.
     pub async fn open(target: &Target) -> Result<(Self, Notifications), StoreError> {
         let (sender, receiver) = mpsc::channel(64);
-        let tls = tls_of(target)?;
+        let tls = tls_of(target).map_err(|error| StoreError::Failed(error.to_string()))?;
         let config = &target.address.config;
         let connecting = async {
             let client = match tls.clone() {
@@ -210,6 +212,7 @@ impl Session {
             bound: target.statement_timeout,
             tls,
             broken: AtomicBool::new(false),
+            under_way: AtomicUsize::new(0),
         };
         Ok((session, receiver))
     }
@@ -260,7 +263,10 @@ impl Session {
         what: &'static str,
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, StoreError> {
-        let result = match timeout(self.bound, call).await {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        let answer = timeout(self.bound, call).await;
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        let result = match answer {
             Ok(result) => result.map_err(StoreError::from),
             Err(_) => {
                 self.cancel();
@@ -292,7 +298,11 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.broken.load(Ordering::Relaxed)
+        let abandoned = self.under_way.load(Ordering::Relaxed) > 0;
+        if abandoned {
+            self.cancel();
+        }
+        if (abandoned || self.broken.load(Ordering::Relaxed))
             && let Some(Link::Pooled(object)) = self.link.take()
         {
             drop(Object::take(object));
@@ -300,12 +310,8 @@ impl Drop for Session {
     }
 }
 
-fn tls_of(target: &Target) -> Result<Option<MakeRustlsConnect>, StoreError> {
-    let files = target.address.tls.as_ref();
-    files
-        .map(tls::connector)
-        .transpose()
-        .map_err(|error| StoreError::Failed(error.to_string()))
+fn tls_of(target: &Target) -> Result<Option<MakeRustlsConnect>, TlsError> {
+    target.address.tls.as_ref().map(tls::connector).transpose()
 }
 
 /// Bounds on the server's side, below ours, so that nothing lives on there that nobody waits for. A server that has no such

@@ -1,7 +1,7 @@
 //! How runs end: each kind in each state, repeated, late, locked, in batches.
 
 use crate::stops::sweep;
-use crate::support::{Conn, Held, Lab, Worker};
+use crate::support::{Conn, Held, Lab, Worker, lose};
 
 #[test]
 fn ends() {
@@ -172,10 +172,7 @@ fn late(lab: &Lab) {
     let mut c = db.connect();
     let (mut w, mut other) = (Worker::register(&mut c), Worker::register(&mut c));
     let held = running(&mut c, &mut w, "max_attempts => 2");
-    c.run(&format!(
-        "SELECT deregister_worker('{}', '{}')",
-        w.id, w.epoch
-    ));
+    lose(&mut c, &other, &w);
     assert_eq!(
         c.state(&held.job),
         "pending/1",
@@ -199,13 +196,19 @@ fn late(lab: &Lab) {
     c.enqueue("m", "max_attempts => 1");
     let mut third = Worker::register(&mut c);
     let held = third.claim_one(&mut c, "m");
-    c.run(&format!(
-        "SELECT deregister_worker('{}', '{}')",
-        third.id, third.epoch
-    ));
+    lose(&mut c, &other, &third);
     assert_eq!(c.state(&held.job), "failed/1");
     assert_eq!(other.end(&mut c, "completed", &held, ""), "history");
     assert_eq!(c.state(&held.job), "failed/1");
+    // A worker that leaves has ended all that it knew of: what it still holds was never started.
+    c.enqueue("m", "max_attempts => 1");
+    let mut fourth = Worker::register(&mut c);
+    let unread = fourth.claim_one(&mut c, "m");
+    c.run(&format!(
+        "SELECT deregister_worker('{}', '{}')",
+        fourth.id, fourth.epoch
+    ));
+    assert_eq!(c.state(&unread.job), "pending/0");
     // A job that is not there.
     let nobody = Held {
         job: c.one("SELECT uuid_v7()"),

@@ -198,7 +198,7 @@ fn completion_against_recovery(lab: &Lab) {
             let state = a.state(&held.job);
             match answer.as_str() {
                 "done completed" | "done" => assert_eq!(state, "completed/1"),
-                "history" => assert_eq!(state, "pending/1"),
+                "history" => assert_eq!(state, "pending/0"),
                 other => panic!("{other}"),
             }
         }

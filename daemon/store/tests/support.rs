@@ -436,3 +436,11 @@ impl Held {
         )
     }
 }
+
+/// `by` knows that `lost` is dead, as a successor in a `state_dir` does.
+pub(crate) fn lose(c: &mut Conn, by: &Worker, lost: &Worker) {
+    c.run(&format!(
+        "SELECT reattach('{}', '{}', 1, '[]', options => jsonb_build_object('predecessors', jsonb_build_array('{}')))",
+        by.id, by.epoch, lost.id
+    ));
+}

@@ -1,7 +1,7 @@
 //! The clock of recovery: who is lost, what is recovered, and when time counts against nobody. Time passes here by moving what is
 //! stored, never by waiting.
 
-use crate::support::{Conn, Lab, Worker};
+use crate::support::{Conn, Lab, Worker, lose};
 
 #[test]
 fn sweep() {
@@ -256,10 +256,8 @@ fn dead_letters_of_lost_workers(lab: &Lab) {
     for state in ["pending/1", "failed/2"] {
         let mut w = Worker::register(&mut c);
         w.claim_one(&mut c, "m");
-        c.run(&format!(
-            "SELECT deregister_worker('{}', '{}')",
-            w.id, w.epoch
-        ));
+        let successor = Worker::register(&mut c);
+        lose(&mut c, &successor, &w);
         assert_eq!(c.state(&job), state);
     }
     assert_eq!(

@@ -9,13 +9,13 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::Serialize;
 use tenure_core::pattern::Pattern;
-use tenure_runtime::daemon::{Daemon, targets};
+use tenure_runtime::daemon::{Daemon, DaemonError, Outcome, targets};
 use tenure_runtime::settings::{HandlerKind, Handlers, RetryRule, Rule, Settings};
 use tenure_store::error::StoreError;
 use tenure_store::migrate::Migrator;
 use tenure_store::session::{Session, Target};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::Context;
 use crate::arguments::BenchArguments;
@@ -161,8 +161,8 @@ impl Bench<'_> {
         let (wal, server, own) = (self.wal().await?, self.server_cpu().await?, own_cpu());
         let (stop, signals) = mpsc::channel(1);
         let daemon = Daemon::new(settings)?;
-        let running = spawned(daemon.run(signals));
-        self.until_completed(jobs).await?;
+        let mut running = spawned(daemon.run(signals));
+        self.while_it_runs(&mut running, jobs).await?;
         let (drain_wal, drain_own) = (self.wal().await? - wal, own_cpu().saturating_sub(own));
         let drain_server = self
             .server_cpu()
@@ -179,7 +179,8 @@ impl Bench<'_> {
                 .rows("bench", "SELECT %enqueue('noop-single')", &[])
                 .await?;
         }
-        self.until_completed(jobs + self.arguments.singles).await?;
+        self.while_it_runs(&mut running, jobs + self.arguments.singles)
+            .await?;
         // The first ones come to a worker that does not know the job type yet.
         let percentile = |part: &str| {
             format!(
@@ -253,6 +254,21 @@ impl Bench<'_> {
             done.map_err(|error| Failure::failed(error.to_string()))??;
         }
         Ok(began.elapsed())
+    }
+
+    /// Waits until so many jobs are completed, or the daemon has ended before its time.
+    async fn while_it_runs(
+        &self,
+        daemon: &mut JoinHandle<Result<Outcome, DaemonError>>,
+        jobs: i64,
+    ) -> Result<(), Failure> {
+        tokio::select! {
+            completed = self.until_completed(jobs) => completed,
+            ended = daemon => Err(match ended {
+                Ok(Err(error)) => error.into(),
+                Ok(Ok(_)) | Err(_) => Failure::failed("the daemon ended in the middle of it"),
+            }),
+        }
     }
 
     async fn until_completed(&self, jobs: i64) -> Result<(), Failure> {
@@ -338,9 +354,7 @@ fn as_float(jobs: i64) -> f64 {
     clippy::disallowed_methods,
     reason = "waited for at the end of the run"
 )]
-fn spawned<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> tokio::task::JoinHandle<T> {
+fn spawned<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(work)
 }
 

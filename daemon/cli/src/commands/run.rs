@@ -75,7 +75,7 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
     let listener = open(&api).await?;
     let daemon = Daemon::new(settings)?;
     let state = State {
-        db: daemon.db(),
+        db: daemon.api_db().map_err(DaemonError::from)?,
         access: Access::new(
             api.token.as_ref().map(Secret::expose),
             matches!(api.listen, Some(Listen::Tcp(_))),

@@ -53,6 +53,10 @@ impl Calls {
         }
     }
 
+    pub(super) fn unanswered(&self) -> usize {
+        self.unanswered.len()
+    }
+
     pub(super) fn forget(&mut self) {
         self.unanswered.clear();
         self.open.clear();

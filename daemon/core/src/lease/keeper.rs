@@ -7,7 +7,7 @@
 //!      ▲                               │                           nothing is claimed
 //!      │ last handler is dead          │ Refused(Dead)                   │
 //!      └────────────────────────── Clearing ◄────────────────────────────┘
-//!                              handlers are killed
+//!                              handlers are killed           or trust ended
 //! ```
 //!
 //! A job is *waiting* from the answer of its claim, *running* from [`Keeper::try_start`], perhaps *stopping* after a kill,
@@ -167,6 +167,12 @@ impl Keeper {
         }
     }
 
+    /// How many claim calls are neither answered nor given up: they may still bring jobs.
+    #[must_use]
+    pub fn unanswered_claims(&self) -> usize {
+        self.calls.unanswered()
+    }
+
     /// Numbers a claim call that is sent now, or says that none may be sent. Every call must end in `ClaimAnswered` or
     /// `ClaimGivenUp`.
     pub fn claim(&mut self, now: Mono) -> Option<Call> {
@@ -281,6 +287,10 @@ impl Keeper {
         if !self.trusts(now) {
             out.extend(self.kill(Why::TrustEnded, |_| true));
             out.extend(self.release_waiting(|_| true));
+            // What this worker knew of the others is too old to be said in a new epoch: it becomes another worker.
+            if matches!(self.standing, Standing::Rejoining { .. }) {
+                self.give_up_identity();
+            }
         }
         if matches!(self.standing, Standing::Clearing) && self.live.is_empty() {
             self.standing = Standing::Joining(Ask::Due(now));
@@ -334,7 +344,8 @@ impl Keeper {
 
     fn registered(&mut self, worker: WorkerId, epoch: Epoch, asked_at: Mono) {
         let answers = match &self.standing {
-            Standing::Joining(ask) => *ask == Ask::Asked(asked_at),
+            // An answer that was given up is as good: trust counts from when it was asked for.
+            Standing::Joining(ask) => matches!(ask, Ask::Asked(last) if asked_at <= *last),
             Standing::Rejoining { worker: mine, ask } => {
                 *ask == Ask::Asked(asked_at) && *mine == worker
             }
@@ -364,11 +375,7 @@ impl Keeper {
                 Refusal::Dead,
                 Standing::Member { worker, .. } | Standing::Rejoining { worker, .. },
             ) if *worker == by => {
-                self.standing = Standing::Clearing;
-                self.trusted_until = None;
-                self.calls.forget();
-                self.jobs
-                    .retain(|_, held| matches!(held.state, State::Running | State::Stopping(_)));
+                self.give_up_identity();
                 self.kill(Why::DeclaredDead, |_| true)
             }
             (Refusal::OtherEpoch, Standing::Member { worker, epoch, .. })
@@ -387,6 +394,14 @@ impl Keeper {
     }
 
     /// Ends the wait for this beat, and says when it was sent if it was still waited for.
+    fn give_up_identity(&mut self) {
+        self.standing = Standing::Clearing;
+        self.trusted_until = None;
+        self.calls.forget();
+        self.jobs
+            .retain(|_, held| matches!(held.state, State::Running | State::Stopping(_)));
+    }
+
     fn beat_is_over(&mut self, answered: Beat) -> Option<Mono> {
         match &mut self.standing {
             Standing::Member { under_way, .. } => under_way

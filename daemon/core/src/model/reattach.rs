@@ -209,7 +209,17 @@ impl Database {
         };
         match said.run.cmp(&job.run) {
             Ordering::Equal => {
-                return matches!(&job.place, Place::Leased(lease) if lease.token == said.token);
+                let place = self.jobs.get_mut(&id).map(|job| &mut job.place);
+                let Some(Place::Leased(lease)) = place.filter(
+                    |place| matches!(place, Place::Leased(lease) if lease.token == said.token),
+                ) else {
+                    return false;
+                };
+                // A successor takes over what its dead predecessor had ended.
+                if lease.worker != worker {
+                    (lease.worker, lease.call) = (worker, said.call);
+                }
+                return true;
             }
             Ordering::Greater if !present => {}
             _ => return false,

@@ -132,8 +132,24 @@ impl Database {
                 .get(&lease.worker)
                 .is_some_and(super::Worker::is_there),
         });
-        self.end_all(now, &orphans, End::Lost);
-        orphans.len()
+        // What a worker that left still holds comes from a claim whose answer it never read.
+        let (ghosts, lost): (Vec<_>, Vec<_>) = orphans
+            .into_iter()
+            .partition(|run| self.is_of_a_leaver(run.job));
+        self.end_all(now, &ghosts, End::Ghost);
+        self.end_all(now, &lost, End::Lost);
+        ghosts.len() + lost.len()
+    }
+
+    fn is_of_a_leaver(&self, id: JobId) -> bool {
+        let Place::Leased(lease) = &self.jobs[&id].place else {
+            return false;
+        };
+        let left = self
+            .workers
+            .get(&lease.worker)
+            .is_some_and(|worker| worker.status == WorkerStatus::Stopped);
+        lease.until.is_none() && left
     }
 
     /// Requests about runs that ended without carrying them out.

@@ -383,9 +383,10 @@ fn an_unanswered_registration_is_asked_again() {
     );
     assert_eq!(
         keeper.member(),
-        None,
-        "the answer to a question that was given up"
+        Some((worker(1), EPOCH)),
+        "the answer to the first question is as good"
     );
+    assert_eq!(keeper.trusted_until(), Some(at(0) + limits().trust()));
 }
 
 /// What a shell may do, with small numbers so that they meet.
