@@ -164,7 +164,7 @@ fn a_plain_role_and_an_odd_schema_are_enough() {
         "CREATE ROLE owner LOGIN; CREATE ROLE runner LOGIN IN ROLE tenure_worker; CREATE ROLE maker LOGIN IN ROLE tenure_producer",
     );
     lab.run("CREATE DATABASE other OWNER owner");
-    let schema = "database.schema=my_jobs";
+    let schema = "database.schema=My Jobs";
     let url = |user: &str| format!("database.url={}", lab.server.url("other", user));
     let said = lab.tenure(&["migrate", "up", "--set", &url("owner"), "--set", schema]);
     assert!(
@@ -203,7 +203,7 @@ fn a_plain_role_and_an_odd_schema_are_enough() {
     assert_eq!(daemon.stop(), 0, "{}", daemon.log());
     assert_eq!(lab.count(What::End), 1);
     let strangers = other
-        .run("SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relowner = 'owner'::regrole AND n.nspname NOT IN ('my_jobs', 'pg_toast')")
+        .run("SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relowner = 'owner'::regrole AND n.nspname NOT IN ('My Jobs', 'pg_toast')")
         .unwrap();
     assert!(strangers.is_empty(), "{strangers:?}");
 }

@@ -299,14 +299,12 @@ fn longest_grace(handlers: &Handlers) -> Duration {
     handlers.rules.iter().map(grace).max().unwrap_or_default()
 }
 
-/// A schema name that needs no quotes anywhere.
+/// Any name that PostgreSQL takes for a schema; it is quoted wherever it stands.
 fn schema_name(name: &str) -> Result<(), String> {
-    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    let begins = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
-    if begins && name.len() <= 63 && name.chars().all(good) && !name.starts_with("pg_") {
+    if (1..=63).contains(&name.len()) && !name.contains(char::is_control) && !name.starts_with("pg_") {
         return Ok(());
     }
-    Err("a name of at most 63 small letters, digits and underscores is expected, not beginning with a digit or pg_".to_owned())
+    Err("a name of 1 to 63 bytes is expected, not beginning with pg_".to_owned())
 }
 
 /// Reads an address: `IP:PORT`, `localhost:PORT`, `unix:/PATH`, or `off`.

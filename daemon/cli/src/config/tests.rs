@@ -353,7 +353,7 @@ fn mistakes_in_variables_and_flags_are_named_by_them() {
 #[test]
 fn all_problems_are_shown_at_once() {
     let error = Case::with(
-        "schema = \"Big\"\n[api]\nlisten = \"x\"\n[handlers.a]\nexec = { command = [] }",
+        "schema = \"pg_mine\"\n[api]\nlisten = \"x\"\n[handlers.a]\nexec = { command = [] }",
     )
     .error();
     assert_eq!(error.lines().count(), 3, "{error}");
