@@ -51,7 +51,8 @@ COMMENT ON FUNCTION open_epoch(uuid, jsonb) IS
 -- This is kept as a fact, not as times to compare: clocks jump, and a beat can be renewed without anybody being told.
 CREATE FUNCTION nobody_is_told() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM FROM beat b WHERE b.worker IN (SELECT w.id FROM worker w WHERE w.status IN ('live', 'draining')) ORDER BY b.worker FOR UPDATE OF b;
+  -- All by id, and before the cluster row: whoever locks several of them does so in this order.
+  PERFORM FROM beat b ORDER BY b.worker FOR UPDATE;
   UPDATE beat SET told = false WHERE told;
 END $$;
 
@@ -66,9 +67,9 @@ BEGIN
   IF p_heartbeat IS NULL OR p_lease_ttl IS NULL OR p_heartbeat <= interval '0' OR p_heartbeat > p_lease_ttl / 3 THEN
     PERFORM refuse('TN007', format('heartbeat %s must be above zero and at most a third of lease_ttl %s', p_heartbeat, p_lease_ttl));
   END IF;
+  PERFORM nobody_is_told();
   SELECT o.epoch, o.epoch_no, o.gate INTO v_now FROM open_epoch(p_worker_id) o;
   PERFORM assert_epoch(v_now.epoch);
-  PERFORM nobody_is_told();
   INSERT INTO beat (worker, beat, beat_at, settled, in_flight, told, stats) VALUES (p_worker_id, 0, clock_timestamp(), 0, 0, false, '{}');
   INSERT INTO worker (id, name, version, status, lease_ttl, heartbeat, job_types, concurrency, admitted, started_at)
     VALUES (p_worker_id, p_name, p_version, 'live', p_lease_ttl, p_heartbeat, p_job_types, p_concurrency, false, clock_timestamp());

@@ -104,6 +104,7 @@ BEGIN
   UPDATE sweep SET swept_at = v_now;
   IF v_now < v_last OR v_now > v_last + interval '3 s' THEN
     -- Nobody could renew in that time: it counts against nobody. Who was live then starts anew.
+    PERFORM FROM beat b ORDER BY b.worker FOR UPDATE;
     UPDATE beat b SET beat_at = v_now FROM worker w WHERE w.id = b.worker AND b.beat_at + w.lease_ttl >= v_last AND w.status IN ('live', 'draining');
     UPDATE lease SET until = until + (v_now - v_last) WHERE until >= v_last;
     -- So does a window: its time is that in which those who are waited for could speak.

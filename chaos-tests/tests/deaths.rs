@@ -131,10 +131,8 @@ fn a_job_that_kills_its_workers_ends_in_the_dead_letters() {
     }
     let _last = lab.daemon("a", &[&state_dir]);
     lab.until_status(&job, "failed");
-    assert_eq!(
-        lab.value("SELECT attempts || ' ' || last_error FROM tenure.dead_letter_jobs"),
-        "3 the worker was lost: no heartbeat within its lease_ttl"
-    );
+    let letter = lab.value("SELECT attempts || ' ' || last_error FROM tenure.dead_letter_jobs");
+    assert!(letter.starts_with("3 the worker was lost"), "{letter}");
     assert_eq!(lab.count(What::Start), 3);
     lab.assert_sound(&[job]);
 }

@@ -83,7 +83,7 @@ fn a_daemon_holds_no_transaction_open_and_needs_no_notifications() {
     let _daemons = ["a", "b"].map(|name| lab.daemon(name, &[]));
     lab.until_live(2);
     let jobs = lab.enqueue_many("ticks-20", 20);
-    for _ in 0..1000 {
+    for _ in 0..200 {
         lab.run("SELECT tenure.enqueue('noop') FROM generate_series(1, 10)");
     }
     lab.until_witnessed(What::Tick, 20);

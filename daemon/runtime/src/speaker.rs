@@ -21,6 +21,9 @@ use crate::status::{Part, Status};
 
 /// The most ends of one statement.
 const BATCH: usize = 500;
+/// After a batch of so many the next ones are waited for so long.
+const MANY: usize = 50;
+const GATHER: Duration = Duration::from_millis(1);
 /// Between tries while the database does not answer or a job is locked: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
@@ -42,13 +45,19 @@ impl Speaker {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let mut pause = PAUSE.0;
+        let mut many = false;
         loop {
+            if many {
+                // Under load the ends of jobs come together: one statement for all of them costs a tenth of many.
+                tokio::time::sleep(GATHER).await;
+            }
             let batch = match self.leases.member() {
                 Some(_) => self
                     .ends
                     .take(self.follow_ups, if self.follow_ups { 1 } else { BATCH }),
                 None => Vec::new(),
             };
+            many = batch.len() >= MANY;
             events::unconfirmed(self.ends.len());
             if batch.is_empty() {
                 tokio::select! {

@@ -301,7 +301,10 @@ fn longest_grace(handlers: &Handlers) -> Duration {
 
 /// Any name that PostgreSQL takes for a schema; it is quoted wherever it stands.
 fn schema_name(name: &str) -> Result<(), String> {
-    if (1..=63).contains(&name.len()) && !name.contains(char::is_control) && !name.starts_with("pg_") {
+    if (1..=63).contains(&name.len())
+        && !name.contains(char::is_control)
+        && !name.starts_with("pg_")
+    {
         return Ok(());
     }
     Err("a name of 1 to 63 bytes is expected, not beginning with pg_".to_owned())
