@@ -6,16 +6,15 @@
 //!          a full batch, or jobs less than 20 ms apart
 //!   Idle ───────────────────────────────────────────────► Busy
 //!    ▲ flagged as a sleeper: commits notify it.            │ no flag: commits do without NOTIFY and its lock.
-//!    │ Claims when woken, and every idle_poll ± 25 %             │ Claims again at once after a full batch, else after
+//!    │ Claims when woken, and at each idle poll (± 25 %).  │ Claims again at once after a full batch, else after
 //!    │                                                     │ 5 ms, twice as long each time that brings nothing,
 //!    └─────────────────────────────────────────────────────┘ up to 50 ms
-//!          no job for 500 ms
+//!          none so for 500 ms
 //! ```
 //!
-//! One poller serves all pools; a worker's flag is up for the lanes of its sleeping pools. A sleeper writes its flag, looks
-//! once more and then sleeps, so a job that became ready in between is found. The flag is written at most twice a second,
-//! whatever the mode does. One claim is under way at a time, and none without a free slot. A job that comes alone costs one
-//! claim and no write of the flag.
+//! One poller serves all pools of a worker. A sleeper writes its flag, looks once more and then sleeps, so a job that became
+//! ready in between is found. The flag is written at most twice a second, whatever the mode does. One claim is under way at a
+//! time, and none without a free slot. A job that comes alone costs one claim and no write of the flag.
 
 use crate::time::Mono;
 use std::time::Duration;
@@ -26,7 +25,7 @@ const CLOSE: Duration = Duration::from_millis(20);
 const GATHER: Duration = Duration::from_millis(1);
 const SHORTEST: Duration = Duration::from_millis(5);
 const LONGEST: Duration = Duration::from_millis(50);
-/// Without a job for this long, a busy poller goes to sleep.
+/// Without such jobs for this long, a busy poller goes to sleep.
 const QUIET: Duration = Duration::from_millis(500);
 /// Between two writes of the flag.
 const FLAG_PAUSE: Duration = Duration::from_millis(500);
@@ -85,6 +84,8 @@ pub struct Poller {
     again: bool,
     due: Mono,
     last_job: Option<Mono>,
+    /// When jobs last came in a full batch or close together.
+    last_close: Mono,
     /// What the database has; unknown after a failed write.
     flag: Option<bool>,
     writing: bool,
@@ -105,6 +106,7 @@ impl Poller {
             again: false,
             due: Mono::ZERO,
             last_job: None,
+            last_close: Mono::ZERO,
             flag: Some(false),
             writing: false,
             outdated: false,
@@ -188,13 +190,16 @@ impl Poller {
     }
 
     fn answered(&mut self, now: Mono, brought: bool, full: bool, idle_poll: Duration) {
-        let since = self.last_job.map(|last| now - last);
         if brought {
-            self.last_job = Some(now);
-            if full || self.mode != Mode::Idle || since.is_some_and(|since| since < CLOSE) {
+            let since = self.last_job.replace(now).map(|last| now - last);
+            if full || since.is_some_and(|since| since < CLOSE) {
+                self.last_close = now;
                 self.mode = Mode::Busy { wait: SHORTEST };
+            } else if let Mode::Busy { wait } = &mut self.mode {
+                *wait = SHORTEST;
             }
-        } else if since.is_none_or(|since| since >= QUIET) {
+        }
+        if now - self.last_close >= QUIET {
             self.mode = Mode::Idle;
         }
         self.due = match &mut self.mode {

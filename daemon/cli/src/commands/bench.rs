@@ -26,6 +26,8 @@ use crate::output::{Failure, Report, View};
 const SCHEMA: &str = "tenure_bench";
 /// Between two looks whether the queue is drained.
 const LOOK: Duration = Duration::from_millis(250);
+/// From the end of the load until single jobs are put in.
+const SLEEPY: Duration = Duration::from_secs(2);
 /// Between two single jobs: the worker is asleep again.
 const PAUSE: Duration = Duration::from_millis(30);
 
@@ -177,6 +179,8 @@ impl Bench<'_> {
 
         self.context
             .note("Puts single jobs in, one after the other …");
+        // The worker takes a moment to see that the load is over, and to fall asleep.
+        tokio::time::sleep(SLEEPY).await;
         let mut enqueues = Vec::new();
         for _ in 0..self.arguments.singles {
             tokio::time::sleep(PAUSE).await;
