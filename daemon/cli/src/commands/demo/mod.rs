@@ -42,7 +42,7 @@ pub(super) fn demo(context: &Context, arguments: DemoArguments) -> Result<(), Fa
         .data_dir
         .unwrap_or_else(|| format!("/var/tmp/tenure-demo-{}", Uid::current()).into());
     make(&folder)?;
-    let server = start(&folder.join("postgres"))?;
+    let mut server = start(&folder.join("postgres"))?;
     say(&format!(
         "PostgreSQL {} runs on 127.0.0.1:{}; its data are kept in {}.\n",
         server.version(),
@@ -69,7 +69,12 @@ pub(super) fn demo(context: &Context, arguments: DemoArguments) -> Result<(), Fa
             failure.tell();
         }
     });
-    run::daemon(settings)?;
+    let ended = run::daemon(settings);
+    // Orderly, or the next start would take it for a crash and wait for workers that may hold jobs.
+    server
+        .stop_fast()
+        .map_err(|error| Failure::failed(error.to_string()))?;
+    ended?;
     say("Stopped. The data are kept: the next demo finds them.\n")
 }
 
