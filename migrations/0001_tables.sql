@@ -19,7 +19,7 @@ BEGIN
     CREATE FUNCTION random_uuid() RETURNS uuid LANGUAGE sql VOLATILE AS 'SELECT pg_catalog.gen_random_uuid()';
   ELSE
     CREATE FUNCTION random_uuid() RETURNS uuid LANGUAGE sql VOLATILE AS
-      'SELECT pg_catalog.overlay(pg_catalog.overlay(pg_catalog.md5(pg_catalog.random()::text || pg_catalog.clock_timestamp()::text
+      'SELECT overlay(overlay(pg_catalog.md5(pg_catalog.random()::text || pg_catalog.clock_timestamp()::text
          || pg_catalog.random()::text) PLACING ''4'' FROM 13) PLACING ''8'' FROM 17)::uuid';
   END IF;
 END $$;

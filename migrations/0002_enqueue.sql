@@ -53,7 +53,7 @@ CREATE FUNCTION fault_in(p_jobs new_job[]) RETURNS text LANGUAGE sql STABLE AS $
     WHEN j.tenant = '' OR length(j.tenant) > 200 THEN 'tenant must have 1 to 200 characters'
     WHEN j.unique_key = '' OR octet_length(j.unique_key) > 1000 THEN 'unique_key must have 1 to 1000 bytes'
     WHEN j.max_attempts < 1 THEN 'max_attempts is ' || j.max_attempts || ', but must be 1 or more'
-    WHEN j.timeout <= interval '0' THEN 'timeout is ' || j.timeout || ', but must be above zero'
+    WHEN j.timeout < interval '1 ms' THEN 'timeout is ' || j.timeout || ', but must be a millisecond or more'
     WHEN j.run_at = 'infinity' THEN 'run_at is infinity: the job would never run'
     WHEN pg_column_size(j.data) > 16 * 1024 * 1024 THEN
       'data has ' || pg_column_size(j.data) || ' bytes, more than the limit of 16 MiB: put it elsewhere and enqueue a reference to it'
@@ -62,6 +62,9 @@ CREATE FUNCTION fault_in(p_jobs new_job[]) RETURNS text LANGUAGE sql STABLE AS $
     WHEN j.options <> '{}' AND j.options - '{notify,traceparent}'::text[] <> '{}' THEN
       'options has unknown keys: ' || (j.options - '{notify,traceparent}'::text[])::text || ' (known: notify, traceparent)'
     WHEN jsonb_typeof(j.options -> 'notify') <> 'boolean' THEN 'options.notify must be true or false'
+    WHEN jsonb_typeof(j.options -> 'traceparent') <> 'string' OR j.options ->> 'traceparent' !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}'
+      OR length(j.options ->> 'traceparent') > 256 THEN
+      'options.traceparent is no W3C trace context (00-TRACE-PARENT-FLAGS, in small hexadecimal digits)'
     WHEN j.id IS NULL THEN NULL
     WHEN get_byte(uuid_send(j.id), 6) >> 4 <> 7 OR get_byte(uuid_send(j.id), 8) >> 6 <> 2 THEN
       'id ' || j.id || ' is not a UUIDv7; make one with tenure.uuid_v7() or leave it out'

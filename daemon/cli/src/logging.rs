@@ -16,6 +16,11 @@ use crate::output::Failure;
 pub(crate) fn start(log: &Log) -> Result<(), Failure> {
     let level = EnvFilter::try_new(&log.level)
         .map_err(|error| Failure::usage(format!("log.level: {error}")))?;
+    // The pool tells each connection that it loses; the daemon tells once that the database is away.
+    let level = match "deadpool=error".parse() {
+        Ok(quiet) if !log.level.contains("deadpool") => level.add_directive(quiet),
+        _ => level,
+    };
     tracing_subscriber::registry()
         .with(destination(log.format).with_filter(level))
         .try_init()

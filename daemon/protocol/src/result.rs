@@ -37,9 +37,19 @@ pub fn parse(output: &Output) -> Result<HandlerResult, BadDirective> {
 
 fn as_text(output: &Output) -> Result<HandlerResult, BadDirective> {
     let text = json::text(&output.bytes);
-    if !output.complete && text.trim_start().starts_with('{') && output.names_tenure {
-        let problem =
-            "the output is over its limit and was cut, so the key cannot be read; write less";
+    let asks = output.names_tenure || text.contains("\"tenure\"");
+    if asks
+        && text
+            .trim_start_matches('\u{FEFF}')
+            .trim_start()
+            .starts_with('{')
+    {
+        let problem = if output.complete {
+            "the output is not one JSON object that can be stored (well-formed, at most 100 levels deep, no lone surrogates, numbers that \
+             PostgreSQL holds), so the key cannot be read"
+        } else {
+            "the output is over its limit and was cut, so the key cannot be read; write less"
+        };
         return Err(BadDirective::new("tenure", problem));
     }
     Ok(HandlerResult {
@@ -145,6 +155,15 @@ mod tests {
             ..output(br#"{"tenure":{"enqueue":[... [tenure: 5 bytes left out]"#)
         };
         assert_eq!(parse(&cut).unwrap_err().path, "tenure");
+        for unstorable in [
+            r#"{"tenure":{"enqueue":[{"job_type":"a","data":1e200000}]}}"#,
+            r#"{"\ud800":1,"tenure":{"snooze":"1m"}}"#,
+            "\u{FEFF}{\"tenure\":{\"snooze\":\"1m\"}}",
+            "{\"tenure\":{\"snooze\":\"1m\"}}\n{}",
+        ] {
+            let error = parse(&output(unstorable.as_bytes())).unwrap_err();
+            assert_eq!(error.path, "tenure", "{unstorable}");
+        }
     }
 
     proptest! {

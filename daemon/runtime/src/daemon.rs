@@ -340,7 +340,7 @@ impl Daemon {
             if ends.are_kept() {
                 warn!(job = %end.end.job, "Its end is kept in state_dir for the next start.");
             } else {
-                warn!(job = %end.end.job, "Its end could not be written and there is no state_dir: it may run again.");
+                warn!(job = %end.end.job, "Its end could not be written, and no state_dir keeps it: it may run again.");
             }
         }
     }

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tenure_core::ids::{Token, WorkerId};
 use tokio::sync::Notify;
-use tracing::error;
+use tracing::{error, info};
 
 use crate::held::Statement;
 use crate::journal::Journal;
@@ -36,6 +36,8 @@ struct State {
     waiting: [VecDeque<Token>; 2],
     journal: Option<Journal>,
     worker: Option<WorkerId>,
+    /// The journal could not be written the last time.
+    failing: bool,
 }
 
 impl Ends {
@@ -169,11 +171,9 @@ impl State {
         {
             self.rewrite();
         }
-        if let Some(journal) = &mut self.journal
-            && let Err(error) = write(journal)
-        {
-            // The database still gets it, if this process lives that long.
-            error!(%error, "state_dir cannot be written: what ends now does not survive this process.");
+        if let Some(journal) = &mut self.journal {
+            let written = write(journal);
+            self.tell(written);
         }
     }
 
@@ -190,9 +190,25 @@ impl State {
             worker,
             ..
         } = self
-            && let Err(error) = journal.compact(*worker, open.values())
         {
-            error!(%error, "The journal in state_dir cannot be written anew.");
+            let written = journal.compact(*worker, open.values());
+            self.tell(written);
+        }
+    }
+
+    /// Says when the journal cannot be written, and when it can again; not each time.
+    fn tell(&mut self, written: std::io::Result<()>) {
+        let whole = self.journal.as_ref().is_some_and(Journal::is_whole);
+        match written {
+            Err(error) if !self.failing => {
+                error!(%error, "state_dir cannot be written: until it can, what ends does not survive this process.");
+                self.failing = true;
+            }
+            Ok(()) if self.failing && whole => {
+                info!("state_dir is written again.");
+                self.failing = false;
+            }
+            _ => {}
         }
     }
 }

@@ -12,6 +12,9 @@ use tenure_store::claim::Claimed;
 use tenure_store::finish::{EndKind, RunEnd};
 use uuid::Uuid;
 
+/// A handler that wants to be asked again at once is asked again after this: each time leaves a row.
+const SHORTEST_SNOOZE: Duration = Duration::from_secs(1);
+
 /// A job under a lease of this worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
@@ -39,6 +42,8 @@ pub(crate) struct Background {
 pub(crate) struct Statement {
     /// How it ended.
     pub(crate) end: RunEnd,
+    /// Until the next attempt, should the database refuse its follow-up jobs: by the policy of its handler.
+    pub(crate) refused_ms: Option<u64>,
     /// Written out only when it is needed: in the journal, and in a re-attach.
     origin: Origin,
 }
@@ -95,6 +100,7 @@ impl Held {
     fn said(self: &Arc<Self>, end: RunEnd) -> Statement {
         Statement {
             end,
+            refused_ms: None,
             origin: Origin::Held(Arc::clone(self)),
         }
     }
@@ -156,9 +162,8 @@ impl Held {
     pub(crate) fn ended(
         self: &Arc<Self>,
         ended: Ended,
-        retry_in: impl FnOnce(Option<Duration>) -> Duration,
+        retry_in: impl Fn(Option<Duration>) -> Duration,
     ) -> Statement {
-        let millis = |wait: Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let kind = match ended.verdict {
             Verdict::Done => EndKind::Completed,
             Verdict::Retry { .. } | Verdict::Dead => EndKind::Failed,
@@ -169,7 +174,7 @@ impl Held {
         match ended.verdict {
             Verdict::Retry { not_before, .. } => end.delay_ms = Some(millis(retry_in(not_before))),
             Verdict::Dead => end.final_ = true,
-            Verdict::Snooze(wait) => end.delay_ms = Some(millis(wait)),
+            Verdict::Snooze(wait) => end.delay_ms = Some(millis(wait.max(SHORTEST_SNOOZE))),
             Verdict::Done | Verdict::Stopped => {}
         }
         end.exit_code = ended.exit_code;
@@ -181,6 +186,10 @@ impl Held {
         end.log_tail = ended.log_tail;
         if kind == EndKind::Completed && !ended.directives.enqueue.is_empty() {
             end.enqueue = RawValue::from_string(follow_ups(&ended.directives.enqueue)).ok();
+            return Statement {
+                refused_ms: Some(millis(retry_in(None))),
+                ..self.said(end)
+            };
         }
         self.said(end)
     }
@@ -237,6 +246,7 @@ impl From<Written> for Statement {
     fn from(written: Written) -> Self {
         Self {
             end: written.end,
+            refused_ms: None,
             origin: Origin::Written(written.background),
         }
     }

@@ -146,6 +146,17 @@ impl Journal {
         worker: Option<WorkerId>,
         open: impl Iterator<Item = &'a Statement>,
     ) -> io::Result<()> {
+        let mut open = open.peekable();
+        if open.peek().is_none() {
+            // Nothing can be lost, and so a full file system can heal.
+            self.torn = true;
+            self.file.set_len(0)?;
+            self.size =
+                worker.map_or(Ok(0), |worker| write(&mut self.file, &Line::Worker(worker)))?;
+            self.compact_at = COMPACT;
+            self.torn = false;
+            return Ok(());
+        }
         let temporary = self.path.with_extension("new");
         let _ = std::fs::remove_file(&temporary);
         let mut file = private().append(true).open(&temporary)?;

@@ -119,7 +119,7 @@ impl Speaker {
         match self.finish(worker, epoch, std::slice::from_ref(&end)).await {
             Ok(busy) => self.ends.give_back(busy),
             Err(error) if error.is_about_input() => {
-                error!(job = %end.end.job, %error, "The database does not take this result; it is stored without.");
+                error!(job = %end.end.job, %error, "The database refuses a part of what this run ended with; it is written without.");
                 self.ends.push(without_what_was_refused(end, &error));
             }
             Err(error) => {
@@ -186,7 +186,7 @@ fn without_what_was_refused(mut end: Statement, error: &StoreError) -> Statement
     let end_of = &mut end.end;
     if end_of.enqueue.take().is_some() {
         end_of.kind = EndKind::Failed;
-        end_of.delay_ms = Some(60_000);
+        end_of.delay_ms = Some(end.refused_ms.unwrap_or(60_000));
         end_of.error = Some(format!("its follow-up jobs were refused: {error}"));
     } else if end_of.result.is_some() {
         end_of.error = Some(format!("its result could not be stored: {error}"));

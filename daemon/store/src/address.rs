@@ -63,6 +63,9 @@ impl Address {
         };
         let mut config = Config::from_str(&plain)
             .map_err(|error| AddressError::Form(crate::error::chain(&error)))?;
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(AddressError::Form("it names no host".to_owned()));
+        }
         let remote = config.get_hosts().iter().any(|host| match host {
             Host::Tcp(name) => !matches!(name.as_str(), "localhost" | "127.0.0.1" | "::1"),
             Host::Unix(_) => false,
@@ -210,6 +213,7 @@ mod tests {
     #[test]
     fn no_error_shows_the_password() {
         for url in [
+            "postgres://u:hunter2@/db",
             "postgres://u:hunter2@h:port/db",
             "postgres://u:hunter2@h/db?nonsense=1",
             "u:hunter2",

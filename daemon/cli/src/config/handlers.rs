@@ -162,7 +162,7 @@ fn http(check: &mut Check<'_>, name: &str, section: &HttpSection) -> HttpSetting
     if let Err(error) = HttpHandler::new(&settings, &mut Clients::default()) {
         let key = match error {
             PrepareError::Url(_) | PrepareError::Client(_) => "url",
-            PrepareError::Header(_) => "headers",
+            PrepareError::Header(_) | PrepareError::Reserved(_) => "headers",
             PrepareError::Secret(_) => "secret_file",
         };
         check.refuse(&path(key), error.to_string());

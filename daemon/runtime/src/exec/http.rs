@@ -40,6 +40,9 @@ pub enum PrepareError {
         "the header {0:?} of an http handler cannot be sent; names are letters, digits and -, values have no line break"
     )]
     Header(String),
+    /// A header that is not for settings.
+    #[error("the header {0:?} of an http handler cannot be set: tenure sets it with each request")]
+    Reserved(String),
     /// The secret is none.
     #[error(transparent)]
     Secret(#[from] SecretError),
@@ -101,7 +104,11 @@ impl HttpHandler {
             let bad = || PrepareError::Header(name.clone());
             let mut value = HeaderValue::from_str(value.expose()).map_err(|_| bad())?;
             value.set_sensitive(true);
-            headers.insert(HeaderName::try_from(name).map_err(|_| bad())?, value);
+            let header = HeaderName::try_from(name).map_err(|_| bad())?;
+            if is_reserved(&header) {
+                return Err(PrepareError::Reserved(name.clone()));
+            }
+            headers.insert(header, value);
         }
         let secret = settings
             .secret
@@ -242,6 +249,24 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
             .and_then(|_| output.tail(executor.limits.log)),
         ..ended
     }
+}
+
+/// How the request is framed, and what it says of the job.
+fn is_reserved(header: &HeaderName) -> bool {
+    const NAMES: [&str; 10] = [
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "content-type",
+        "expect",
+        "idempotency-key",
+        "te",
+        "traceparent",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    let name = header.as_str();
+    NAMES.contains(&name) || name.starts_with("tenure-") || name.starts_with("webhook-")
 }
 
 /// The body up to `limit` bytes, and why it broke off before its end if it did. What is longer is not read.
