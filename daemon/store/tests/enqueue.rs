@@ -280,14 +280,14 @@ fn many(lab: &Lab) {
     );
     let all = c.list(
         r#"SELECT enqueue_many('[{"job_type":"m","data":{"a":1},"priority":3,"run_at":"2020-01-01T00:00:00Z","tenant":"t","unique_key":"k",
-           "max_attempts":2,"timeout":"90 s","labels":{"l":"x"},"options":{"traceparent":"00"}}]')"#,
+           "max_attempts":2,"timeout":"90 s","labels":{"l":"x"},"options":{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}]')"#,
     );
     assert_eq!(
         c.one(&format!(
             "SELECT data, priority, tenant_id, unique_key, max_attempts, timeout, labels, options FROM jobs WHERE id = '{}'",
             all[0]
         )),
-        r#"{"a": 1}|3|t|k|2|00:01:30|{"l": "x"}|{"traceparent": "00"}"#
+        r#"{"a": 1}|3|t|k|2|00:01:30|{"l": "x"}|{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}"#
     );
     db.sound();
 }
