@@ -172,6 +172,17 @@ fn what_keeps_a_daemon_from_running_is_said() {
         "{}",
         said.err
     );
+    house.sql(
+        "INSERT INTO tenure.migration (name, checksum, breaking) VALUES ('9999_later', 'x', true)",
+    );
+    for said in [run(&[]), house.run(&["migrate"])] {
+        assert_eq!(said.code, 6, "{}", said.err);
+        assert!(
+            said.err.contains("breaking migration 9999_later"),
+            "{}",
+            said.err
+        );
+    }
     let missing = config(
         &folder,
         "[handlers.a]\nexec = { command = [\"no-such-program\"] }\n",
