@@ -213,7 +213,7 @@ fn hostile_search_path(lab: &Lab) {
 fn with_hostile_path(db: &Db<'_>, user: &str) {
     let mut c = db.connect_as(user);
     c.run("SET search_path = evil, pg_catalog, public");
-    let id = c.one("SELECT pg_catalog.gen_random_uuid()");
+    let id = c.one("SELECT tenure.uuid_v7()");
     let epoch = c.one(&format!(
         "SELECT epoch FROM tenure.register_worker('{id}', 'w', 'v', '30 s', '3 s', '{{*}}')"
     ));
