@@ -19,18 +19,18 @@ BEGIN
     CREATE FUNCTION random_uuid() RETURNS uuid LANGUAGE sql VOLATILE AS 'SELECT pg_catalog.gen_random_uuid()';
   ELSE
     CREATE FUNCTION random_uuid() RETURNS uuid LANGUAGE sql VOLATILE AS
-      'SELECT overlay(overlay(pg_catalog.md5(pg_catalog.random()::text || pg_catalog.clock_timestamp()::text
-         || pg_catalog.random()::text) PLACING ''4'' FROM 13) PLACING ''8'' FROM 17)::uuid';
+      'SELECT overlay(overlay(pg_catalog.md5(pg_catalog.concat(pg_catalog.random(), pg_catalog.clock_timestamp(), pg_catalog.random()))
+         PLACING ''4'' FROM 13) PLACING ''8'' FROM 17)::uuid';
   END IF;
 END $$;
 COMMENT ON FUNCTION random_uuid() IS 'A random UUID (version 4): tokens, epochs, ids of workers.';
 
--- The defaults are bound here and now, so the body needs no search_path and can be inlined.
+-- The defaults are bound here and now and the body names pg_catalog, so it needs no search_path and can be inlined.
 CREATE FUNCTION uuid_v7(p_random uuid DEFAULT random_uuid(), p_at timestamptz DEFAULT clock_timestamp()) RETURNS uuid LANGUAGE sql VOLATILE AS $$
   -- The first 48 bits of a version 4 become the milliseconds since 1970; bits 52 and 53 turn its version 4 into 7.
   SELECT pg_catalog.encode(pg_catalog.set_bit(pg_catalog.set_bit(
     overlay(pg_catalog.uuid_send(p_random)
-      PLACING substring(pg_catalog.int8send((extract(epoch FROM p_at) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
+      PLACING substring(pg_catalog.int8send((extract(epoch FROM p_at) OPERATOR(pg_catalog.*) 1000)::bigint) FROM 3) FROM 1 FOR 6),
     52, 1), 53, 1), 'hex')::uuid
 $$;
 COMMENT ON FUNCTION uuid_v7(uuid, timestamptz) IS 'A new UUIDv7 (RFC 9562): sorts by the millisecond in which it was made.';

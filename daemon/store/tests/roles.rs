@@ -199,6 +199,12 @@ fn hostile_search_path(lab: &Lab) {
     }
     c.run("CREATE FUNCTION evil.concat(text, text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''the operator of another schema was called''; END'");
     c.run("CREATE OPERATOR evil.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.concat)");
+    for left in ["numeric", "double precision"] {
+        c.run(&format!(
+            "CREATE FUNCTION evil.times({left}, int) RETURNS {left} {wrong}; \
+             CREATE OPERATOR evil.* (LEFTARG = {left}, RIGHTARG = int, FUNCTION = evil.times)"
+        ));
+    }
     for table in c.list("SELECT relname FROM pg_class WHERE relnamespace = 'tenure'::regnamespace AND relkind IN ('r', 'v')") {
         c.run(&format!("CREATE TABLE evil.{table} (wrong int)"));
     }
