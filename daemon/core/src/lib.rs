@@ -11,5 +11,7 @@ pub mod lease;
 pub mod model;
 pub mod pattern;
 pub mod poll;
+pub mod primary;
+pub mod replay;
 pub mod retry;
 pub mod time;

@@ -34,8 +34,15 @@ pub enum Event {
         /// From [`Command::Beat`].
         beat: Beat,
     },
-    /// The database asks for a beat at once (a stop request, a new worker).
+    /// A beat is wanted at once, or the next try to register: the database asks for it (a stop request, a new worker), or it has
+    /// just been found again.
     BeatNow,
+    /// It is proven that no server was a primary when this was asked (see [`crate::primary`]): nobody could take a lease away, and
+    /// whoever becomes one waits for this worker. As good as a beat that was sent then and answered.
+    NoPrimary {
+        /// When the servers were asked.
+        asked_at: Mono,
+    },
     /// Any statement of `worker` in `epoch` was refused.
     Refused {
         /// The worker that the statement named.

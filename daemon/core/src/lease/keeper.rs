@@ -14,7 +14,8 @@
 //! *ended* when its handler is dead and reaped, and gone when the database has confirmed its end.
 //!
 //! Invariants, at every moment and whatever the order of events:
-//! - Trust never reaches beyond the sending of an answered beat or registration + `lease_ttl` − margin.
+//! - Trust never reaches beyond the sending of an answered beat or registration, or of a proof that there is no primary,
+//!   + `lease_ttl` − margin.
 //! - No handler starts without trust, nor while another handler of the same job lives.
 //! - From the end of trust every handler has been told to die.
 //! - A new identity is asked for only when no handler of the old one lives.
@@ -248,6 +249,16 @@ impl Keeper {
                 self.beat_is_over(beat);
             }
             Event::BeatNow => self.beat_now(now),
+            Event::NoPrimary { asked_at } => {
+                // Trust that has ended is not given back: its handlers have been told to die.
+                if matches!(
+                    self.standing,
+                    Standing::Member { .. } | Standing::Rejoining { .. }
+                ) && self.trusts(now)
+                {
+                    self.trust_from(asked_at);
+                }
+            }
             Event::Refused {
                 worker,
                 epoch,
@@ -393,7 +404,6 @@ impl Keeper {
         }
     }
 
-    /// Ends the wait for this beat, and says when it was sent if it was still waited for.
     fn give_up_identity(&mut self) {
         self.standing = Standing::Clearing;
         self.trusted_until = None;
@@ -402,6 +412,7 @@ impl Keeper {
             .retain(|_, held| matches!(held.state, State::Running | State::Stopping(_)));
     }
 
+    /// Ends the wait for this beat, and says when it was sent if it was still waited for.
     fn beat_is_over(&mut self, answered: Beat) -> Option<Mono> {
         match &mut self.standing {
             Standing::Member { under_way, .. } => under_way
@@ -411,10 +422,15 @@ impl Keeper {
         }
     }
 
-    /// Makes a beat due: at once, or as soon as the one under way is over.
+    /// Makes a beat due, or the next try to register: at once, or as soon as the one under way is over.
     fn beat_now(&mut self, now: Mono) {
-        if let Standing::Member { due, .. } = &mut self.standing {
-            *due = (*due).min(now);
+        match &mut self.standing {
+            Standing::Member { due, .. }
+            | Standing::Joining(Ask::Due(due))
+            | Standing::Rejoining {
+                ask: Ask::Due(due), ..
+            } => *due = (*due).min(now),
+            Standing::Joining(Ask::Asked(_)) | Standing::Rejoining { .. } | Standing::Clearing => {}
         }
     }
 

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use std::time::Duration;
 use uuid::Uuid;
 
+mod outages;
+
 const EPOCH: Epoch = Epoch(Uuid::from_u128(1));
 
 fn limits() -> Limits {
@@ -405,6 +407,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
             .prop_map(|(beat, revoked)| Step::On(Event::BeatAnswered { beat: Beat(beat), revoked })),
         1 => (1_i64..40).prop_map(|beat| Step::On(Event::BeatFailed { beat: Beat(beat) })),
         1 => Just(Step::On(Event::BeatNow)),
+        1 => Just(Step::On(Event::NoPrimary { asked_at: Mono::ZERO })),
         4 => (1_u128..4, 1_u128..3).prop_map(|(w, e)| Step::On(Event::Registered {
             worker: worker(w), epoch: Epoch(Uuid::from_u128(e)), asked_at: Mono::ZERO })),
         1 => Just(Step::On(Event::RegisterFailed { asked_at: Mono::ZERO })),
@@ -449,6 +452,7 @@ proptest! {
                         Event::Registered { asked_at, .. } | Event::RegisterFailed { asked_at } => {
                             *asked_at = asked.unwrap_or_default();
                         }
+                        Event::NoPrimary { asked_at } => *asked_at = now,
                         // Most beats that are answered are the last one.
                         Event::BeatAnswered { beat, .. } | Event::BeatFailed { beat } if beat.0 > 5 => {
                             *beat = sent.map_or(*beat, |(last, _)| last);
@@ -456,7 +460,7 @@ proptest! {
                         _ => {}
                     }
                     match &event {
-                        Event::Registered { asked_at, .. } => confirmed = confirmed.max(Some(*asked_at)),
+                        Event::Registered { asked_at, .. } | Event::NoPrimary { asked_at } => confirmed = confirmed.max(Some(*asked_at)),
                         Event::BeatAnswered { beat, .. } => {
                             let this = sent.filter(|(number, _)| number == beat);
                             confirmed = confirmed.max(this.map(|(_, at)| at));

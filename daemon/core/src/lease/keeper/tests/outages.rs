@@ -1,0 +1,52 @@
+//! While there is no primary.
+use super::*;
+
+fn other_epoch() -> Event {
+    Event::Refused {
+        worker: worker(1),
+        epoch: EPOCH,
+        refusal: Refusal::OtherEpoch,
+    }
+}
+
+#[test]
+fn proof_that_there_is_no_primary_is_as_good_as_a_beat() {
+    let mut keeper = with_jobs(&[1]);
+    keeper.try_start(at(0), token(1));
+    for second in (4..90).step_by(4) {
+        keeper.on(
+            at(second),
+            Event::NoPrimary {
+                asked_at: at(second),
+            },
+        );
+    }
+    assert_eq!(keeper.trusted_until(), Some(at(88 + 20)));
+    assert_eq!(keeper.try_start(at(89), token(1)), Start::Gone);
+    // Also between the loss of one epoch and the re-attach in the next.
+    keeper.on(at(90), other_epoch());
+    keeper.on(at(91), Event::NoPrimary { asked_at: at(91) });
+    assert_eq!(keeper.trusted_until(), Some(at(111)));
+}
+
+#[test]
+fn trust_that_has_ended_does_not_come_back_by_a_proof() {
+    let mut keeper = with_jobs(&[1]);
+    keeper.try_start(at(0), token(1));
+    keeper.on(at(20), Event::NoPrimary { asked_at: at(19) });
+    assert_eq!(keeper.trusted_until(), Some(at(20)));
+}
+
+#[test]
+fn a_primary_that_was_found_is_spoken_to_at_once() {
+    let mut keeper = member();
+    keeper.on(at(1), other_epoch());
+    keeper.on(at(2), Event::RegisterFailed { asked_at: at(1) });
+    let again = Command::Reattach {
+        worker: worker(1),
+        asked_at: at(2),
+    };
+    assert_eq!(keeper.on(at(2), Event::BeatNow), [again]);
+    // Not while an answer is out.
+    assert_eq!(keeper.on(at(2), Event::BeatNow), []);
+}

@@ -1,0 +1,241 @@
+//! Which server is the primary, and whether there is none.
+//!
+//! All hosts are probed side by side, again and again. A round of answers comes in, a [`Finding`] goes out:
+//!
+//! - A server that takes writes and is of our system is a candidate; of several the highest timeline wins. One whose timeline
+//!   is lower than the highest ever seen is never chosen: it is an old primary that does not know that it is one no more.
+//! - Of two different servers with equal timelines the one that we are on stays. Another is taken only when ours has not taken
+//!   writes for [`DETECTION`]. Two that take writes at once are reported either way.
+//! - A server of another system is taken only when none of ours takes writes and the last one has not for [`DETECTION`]: it may
+//!   be ours after `pg_upgrade`. The database itself then holds its gate until a person has accepted it.
+//!
+//! **Proof that there is no primary.** The last one is silent, refuses, or is a standby now; every other host is a standby, knows
+//! this worker by a beat at most two behind the last confirmed one, and has shown the same time of the last sweep for longer than
+//! [`SWEEP_GAP`]. Were there a primary with workers, it would be swept each second. Should one appear, the gap in its sweeps is
+//! over that length, so it recovers nothing and every lease starts anew; and a promoted standby holds its gate for a whole lease of
+//! each worker that it knows. So leases can be trusted from the sending of that round on, as from a confirmed beat.
+
+use std::time::Duration;
+
+use crate::ids::Beat;
+use crate::lease::limits::SWEEP_GAP;
+use crate::time::Mono;
+
+/// For so long a primary that does not answer is not given up for another one of equal rank.
+pub const DETECTION: Duration = Duration::from_secs(3);
+/// A standby that shows a beat further behind than this does not know this worker well enough.
+const BEHIND: i64 = 2;
+
+/// What one probe of one host found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// No connection, no answer in time, or a server that starts, stops or refuses.
+    Away,
+    /// It takes writes.
+    Primary(Facts),
+    /// It is in recovery.
+    Standby(Facts),
+    /// It is no standby and takes no writes: `default_transaction_read_only` is on.
+    ReadOnly,
+}
+
+/// What a server says of itself. Each of the first three is `None` where it does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// The system identifier: the same for a primary and all its standbys.
+    pub system: Option<i64>,
+    /// Rises by one at each promotion. Standbys do not tell.
+    pub timeline: Option<i32>,
+    /// When the server was started, in microseconds of its own clock: tells two servers apart.
+    pub started: Option<i64>,
+    /// The last beat of this worker that it shows.
+    pub beat: Option<Beat>,
+    /// When it was last swept, in microseconds of the primary's clock. Only compared for equality.
+    pub swept_at: Option<i64>,
+}
+
+/// A server, as far as it can be told from others.
+pub type Identity = (Option<i64>, Option<i32>, Option<i64>);
+
+impl Facts {
+    /// What tells this server from another, and from itself before a restart or promotion.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        (self.system, self.timeline, self.started)
+    }
+}
+
+/// What follows from a round of probes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finding {
+    /// The host to speak to; `None`: there is none now.
+    pub primary: Option<usize>,
+    /// It is not the server that it was, or the first one: connections from before are of no use.
+    pub changed: bool,
+    /// Two hosts that take writes and are not one server.
+    pub two: Option<(usize, usize)>,
+    /// A host that takes writes on a timeline from before the last switch.
+    pub stale: Option<usize>,
+    /// A host that takes writes and belongs to another system than ours.
+    pub foreign: Option<usize>,
+    /// It is proven that no server is a primary.
+    pub none_anywhere: bool,
+}
+
+/// Remembers what the rounds have shown.
+#[derive(Debug)]
+pub struct Primaries {
+    /// The host that was chosen last, and what server it was.
+    chosen: Option<(usize, Identity)>,
+    /// When the chosen one last took writes.
+    good_at: Mono,
+    system: Option<i64>,
+    highest: Option<i32>,
+    /// For each host: the sweep that it shows, and since when it shows the same.
+    swept: Vec<Option<(i64, Mono)>>,
+}
+
+impl Primaries {
+    /// For so many hosts. `highest`: system and timeline that an earlier process has seen.
+    #[must_use]
+    pub fn new(hosts: usize, highest: Option<(i64, i32)>) -> Self {
+        Self {
+            chosen: None,
+            good_at: Mono::ZERO,
+            system: highest.map(|(system, _)| system),
+            highest: highest.map(|(_, timeline)| timeline),
+            swept: vec![None; hosts],
+        }
+    }
+
+    /// System and highest timeline seen so far, for the next process.
+    #[must_use]
+    pub fn highest(&self) -> Option<(i64, i32)> {
+        self.system.zip(self.highest)
+    }
+
+    /// Takes in a round: what each host showed when it was asked at `sent`; the answers are in at `now`. `confirmed` is the last
+    /// beat that was confirmed.
+    pub fn on(&mut self, sent: Mono, now: Mono, sights: &[Sight], confirmed: Beat) -> Finding {
+        self.watch_sweeps(now, sights);
+        let mut finding = Finding::default();
+        let candidates = self.candidates(sights, &mut finding);
+        finding.two = two_servers(&candidates);
+        let primary = self.choose(now, &candidates, &finding, sights);
+        if let Some((host, facts)) = primary {
+            let identity = facts.identity();
+            finding.changed = self.chosen != Some((host, identity));
+            self.chosen = Some((host, identity));
+            self.good_at = now;
+            if facts.system.is_some() && facts.system != self.system {
+                // Timelines of two systems have nothing to do with each other.
+                (self.system, self.highest) = (facts.system, None);
+            }
+            self.highest = self.highest.max(facts.timeline);
+        }
+        finding.primary = primary.map(|(host, _)| host);
+        finding.none_anywhere = self.none_anywhere(sent, sights, confirmed);
+        finding
+    }
+
+    fn candidates(&self, sights: &[Sight], finding: &mut Finding) -> Vec<(usize, Facts)> {
+        let mut candidates = Vec::new();
+        let told = sights.iter().find_map(|sight| match sight {
+            Sight::Primary(facts) => facts.system,
+            _ => None,
+        });
+        let system = self.system.or(told);
+        for (host, sight) in sights.iter().enumerate() {
+            let Sight::Primary(facts) = sight else {
+                continue;
+            };
+            let ours = facts.system.is_none() || facts.system == system;
+            if !ours {
+                finding.foreign = Some(host);
+            } else if facts.timeline.is_some() && facts.timeline < self.highest {
+                finding.stale = Some(host);
+            } else {
+                candidates.push((host, *facts));
+            }
+        }
+        candidates
+    }
+
+    fn choose(
+        &self,
+        now: Mono,
+        candidates: &[(usize, Facts)],
+        finding: &Finding,
+        sights: &[Sight],
+    ) -> Option<(usize, Facts)> {
+        let given_up = self.chosen.is_none() || now - self.good_at >= DETECTION;
+        let mine = self.chosen.map(|(host, identity)| (host, identity.1));
+        let Some(best) = candidates.iter().map(|(_, facts)| facts.timeline).max() else {
+            let foreign = finding.foreign.filter(|_| given_up)?;
+            return match sights.get(foreign) {
+                Some(Sight::Primary(facts)) => Some((foreign, *facts)),
+                _ => None,
+            };
+        };
+        let highest = || {
+            candidates
+                .iter()
+                .filter(|(_, facts)| facts.timeline == best)
+        };
+        let stays = highest().find(|(host, facts)| mine == Some((*host, facts.timeline)));
+        let rises = best > mine.and_then(|(_, timeline)| timeline);
+        stays
+            .or_else(|| highest().next().filter(|_| given_up || rises))
+            .copied()
+    }
+
+    fn watch_sweeps(&mut self, now: Mono, sights: &[Sight]) {
+        for (seen, sight) in self.swept.iter_mut().zip(sights) {
+            match sight {
+                Sight::Standby(Facts {
+                    swept_at: Some(swept),
+                    ..
+                }) => {
+                    if seen.is_none_or(|(before, _)| before != *swept) {
+                        *seen = Some((*swept, now));
+                    }
+                }
+                // One that misses a round and then shows the same has not replayed a sweep meanwhile.
+                Sight::Away => {}
+                Sight::Standby(_) | Sight::Primary(_) | Sight::ReadOnly => *seen = None,
+            }
+        }
+    }
+
+    fn none_anywhere(&self, sent: Mono, sights: &[Sight], confirmed: Beat) -> bool {
+        let Some((last, _)) = self.chosen else {
+            return false;
+        };
+        let stands_still = |host: usize| {
+            self.swept[host].is_some_and(|(_, since)| sent - since > SWEEP_GAP && sent > since)
+        };
+        let proves = |(host, sight): (usize, &Sight)| match sight {
+            Sight::Standby(facts) => {
+                let knows_us = facts
+                    .beat
+                    .is_some_and(|beat| beat.0 >= confirmed.0 - BEHIND);
+                host == last || knows_us && stands_still(host)
+            }
+            Sight::Away => host == last,
+            Sight::Primary(_) | Sight::ReadOnly => false,
+        };
+        sights.len() > 1 && sights.iter().enumerate().all(proves)
+    }
+}
+
+/// Two of them that are not one server under two names.
+fn two_servers(candidates: &[(usize, Facts)]) -> Option<(usize, usize)> {
+    let (first, one) = candidates.first()?;
+    candidates
+        .iter()
+        .find(|(_, other)| other.identity() != one.identity())
+        .map(|(second, _)| (*first, *second))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+
+const OURS: i64 = 7;
+
+fn at(ms: u64) -> Mono {
+    Mono::from_millis(ms)
+}
+
+fn facts(timeline: i32, started: i64) -> Facts {
+    Facts {
+        system: Some(OURS),
+        timeline: Some(timeline),
+        started: Some(started),
+        beat: None,
+        swept_at: None,
+    }
+}
+
+fn primary(timeline: i32, started: i64) -> Sight {
+    Sight::Primary(facts(timeline, started))
+}
+
+fn standby(beat: i64, swept_at: i64) -> Sight {
+    Sight::Standby(Facts {
+        timeline: None,
+        beat: Some(Beat(beat)),
+        swept_at: Some(swept_at),
+        ..facts(0, 1)
+    })
+}
+
+/// Rounds that are asked and answered in the same moment.
+fn round(primaries: &mut Primaries, ms: u64, sights: &[Sight]) -> Finding {
+    primaries.on(at(ms), at(ms), sights, Beat(10))
+}
+
+#[test]
+fn the_one_that_takes_writes_is_found_and_a_promotion_followed() {
+    let mut them = Primaries::new(2, None);
+    let first = round(&mut them, 0, &[primary(1, 1), standby(10, 1)]);
+    assert_eq!((first.primary, first.changed), (Some(0), true));
+    let same = round(&mut them, 1, &[primary(1, 1), standby(10, 2)]);
+    assert_eq!((same.primary, same.changed), (Some(0), false));
+    let none = round(&mut them, 2, &[Sight::Away, standby(10, 2)]);
+    assert_eq!((none.primary, none.none_anywhere), (None, false));
+    // A higher timeline is followed at once.
+    let next = round(&mut them, 3, &[Sight::Away, primary(2, 1)]);
+    assert_eq!((next.primary, next.changed), (Some(1), true));
+    assert_eq!(them.highest(), Some((OURS, 2)));
+}
+
+#[test]
+fn an_old_primary_is_never_gone_back_to() {
+    let mut them = Primaries::new(2, None);
+    round(&mut them, 0, &[primary(1, 1), primary(2, 2)]);
+    let found = round(&mut them, 60_000, &[primary(1, 1), Sight::Away]);
+    assert_eq!((found.primary, found.stale), (None, Some(0)));
+    // Nor by the next process.
+    let mut next = Primaries::new(2, them.highest());
+    let found = round(&mut next, 0, &[primary(1, 1), Sight::Away]);
+    assert_eq!((found.primary, found.stale), (None, Some(0)));
+}
+
+#[test]
+fn a_promotion_beside_a_living_primary_is_followed_and_said() {
+    let mut them = Primaries::new(2, None);
+    round(&mut them, 0, &[primary(1, 1), standby(10, 1)]);
+    let found = round(&mut them, 1, &[primary(1, 1), primary(2, 5)]);
+    assert_eq!((found.primary, found.two), (Some(1), Some((0, 1))));
+    let later = round(&mut them, 2, &[primary(1, 1), primary(2, 5)]);
+    assert_eq!((later.primary, later.stale), (Some(1), Some(0)));
+}
+
+#[test]
+fn of_equal_ones_ours_stays_until_it_is_given_up() {
+    let mut them = Primaries::new(3, None);
+    round(&mut them, 0, &[primary(2, 1), standby(10, 1), Sight::Away]);
+    let both = round(&mut them, 1, &[primary(2, 1), primary(2, 9), Sight::Away]);
+    assert_eq!((both.primary, both.two), (Some(0), Some((0, 1))));
+    let other = [Sight::Away, primary(2, 9), Sight::Away];
+    assert_eq!(round(&mut them, 2, &other).primary, None);
+    let given_up = round(&mut them, 4_000, &other);
+    assert_eq!((given_up.primary, given_up.changed), (Some(1), true));
+}
+
+#[test]
+fn one_server_under_two_names_is_one() {
+    let mut them = Primaries::new(2, None);
+    let found = round(&mut them, 0, &[primary(1, 1), primary(1, 1)]);
+    assert_eq!((found.primary, found.two), (Some(0), None));
+}
+
+#[test]
+fn a_restart_is_a_change_and_an_unknown_timeline_is_none() {
+    let mut them = Primaries::new(1, None);
+    round(&mut them, 0, &[primary(1, 1)]);
+    assert!(round(&mut them, 1, &[primary(1, 2)]).changed);
+    let untold = Sight::Primary(Facts::default());
+    let mut them = Primaries::new(1, None);
+    assert_eq!(
+        round(&mut them, 0, std::slice::from_ref(&untold)).primary,
+        Some(0)
+    );
+    assert!(!round(&mut them, 1, &[untold]).changed);
+}
+
+#[test]
+fn another_system_is_taken_only_when_ours_has_gone() {
+    let foreign = |timeline| {
+        Sight::Primary(Facts {
+            system: Some(8),
+            ..facts(timeline, 1)
+        })
+    };
+    let mut them = Primaries::new(2, None);
+    let found = round(&mut them, 0, &[primary(3, 1), foreign(9)]);
+    assert_eq!((found.primary, found.foreign), (Some(0), Some(1)));
+    let found = round(&mut them, 1_000, &[primary(3, 1), foreign(9)]);
+    assert_eq!((found.primary, found.foreign), (Some(0), Some(1)));
+    assert_eq!(
+        round(&mut them, 2_000, &[Sight::Away, foreign(1)]).primary,
+        None
+    );
+    assert_eq!(
+        round(&mut them, 9_000, &[Sight::Away, foreign(1)]).primary,
+        Some(1)
+    );
+    assert_eq!(them.highest(), Some((8, 1)));
+}
+
+#[test]
+fn that_there_is_none_is_proven_by_all_others() {
+    let mut them = Primaries::new(3, None);
+    let proven = |them: &mut Primaries, ms, sights: &[Sight]| round(them, ms, sights).none_anywhere;
+    round(
+        &mut them,
+        0,
+        &[primary(1, 1), standby(10, 5), standby(10, 5)],
+    );
+    let quiet = [Sight::Away, standby(9, 5), standby(8, 5)];
+    assert!(!proven(&mut them, 100, &quiet));
+    assert!(!proven(&mut them, 3_000, &quiet), "not for long enough");
+    assert!(proven(&mut them, 3_001, &quiet));
+    for doubtful in [
+        // It was swept: somebody works.
+        [Sight::Away, standby(9, 6), standby(8, 5)],
+        // It does not know us.
+        [Sight::Away, standby(7, 5), standby(8, 5)],
+        // It may be the next primary.
+        [Sight::Away, Sight::Away, standby(8, 5)],
+        [Sight::Away, Sight::ReadOnly, standby(8, 5)],
+        [Sight::Away, primary(2, 3), standby(8, 5)],
+        [primary(1, 1), standby(8, 5), standby(8, 5)],
+    ] {
+        let mut them = Primaries::new(3, None);
+        round(
+            &mut them,
+            0,
+            &[primary(1, 1), standby(10, 5), standby(10, 5)],
+        );
+        assert!(!proven(&mut them, 9_000, &doubtful), "{doubtful:?}");
+    }
+    // The last one came back as a standby.
+    assert!(proven(
+        &mut them,
+        3_100,
+        &[standby(0, 0), standby(9, 5), standby(8, 5)]
+    ));
+}
+
+#[test]
+fn one_name_alone_proves_nothing() {
+    let mut them = Primaries::new(1, None);
+    round(&mut them, 0, &[primary(1, 1)]);
+    assert!(!round(&mut them, 9_000, &[Sight::Away]).none_anywhere);
+}
