@@ -58,7 +58,7 @@ END $$;
 UPDATE cluster c SET system_id = f.system_id, timeline = f.timeline FROM server_facts() f;
 
 CREATE FUNCTION probe(p_worker_id uuid, options jsonb DEFAULT '{}') RETURNS TABLE (
-  in_recovery boolean, read_only boolean, system_id bigint, timeline int, started_at timestamptz,
+  in_recovery boolean, read_only boolean, synchronous boolean, system_id bigint, timeline int, started_at timestamptz,
   epoch uuid, epoch_no bigint, gate text, in_epoch boolean, beat bigint, swept_at timestamptz
 ) LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
 #variable_conflict use_column
@@ -67,6 +67,7 @@ DECLARE
 BEGIN
   in_recovery := pg_is_in_recovery();
   read_only := current_setting('default_transaction_read_only')::boolean;
+  synchronous := current_setting('synchronous_standby_names') <> '';
   SELECT f.system_id, f.timeline, f.started_at INTO system_id, timeline, started_at FROM server_facts() f;
   SELECT * INTO v_cluster FROM cluster;
   epoch := v_cluster.epoch;
@@ -351,3 +352,10 @@ CREATE VIEW switch_jobs AS
   SELECT w.epoch_no, w.job_id, w.run, w.what, w.worker AS worker_id, j.job_type, a.status
   FROM switch_job w LEFT JOIN job j ON j.id = w.job_id LEFT JOIN jobs_all a ON a.id = w.job_id;
 COMMENT ON VIEW switch_jobs IS 'What became of single jobs in each switch, with their present status.';
+
+CREATE VIEW cluster_status AS
+  SELECT c.installation, c.epoch_no, c.gate, nullif(hold_reason(c), '') AS hold_reason, c.opened_at, c.system_id, c.timeline,
+    (SELECT array_agg(e.worker ORDER BY e.worker) FROM expected e WHERE c.gate <> 'open' AND e.spoken_at IS NULL) AS waits_for
+  FROM cluster c;
+COMMENT ON VIEW cluster_status IS
+  'Where this installation stands. gate: open; window (workers re-attach, jobs from before the switch are not claimed yet; waits_for are those that have not spoken); hold (nothing is claimed until accept_cluster or resume_cluster, hold_reason says why).';

@@ -16,7 +16,7 @@ DECLARE
 BEGIN
   -- Whoever takes a lease away deletes this row or locks it FOR UPDATE, and so waits for, or passes by, the caller's transaction.
   SELECT l.flags INTO v_flags FROM lease l WHERE l.id = assert_lease.job_id AND l.token = assert_lease.token FOR KEY SHARE;
-  IF NOT FOUND THEN
+  IF NOT FOUND OR v_flags & 64 <> 0 THEN
     PERFORM refuse('TN006', format('job %s is no longer leased under this token', job_id),
       'Roll back: the job was given to another run, cancelled, or has ended.');
   ELSIF v_flags & 32 <> 0 THEN
@@ -41,6 +41,8 @@ BEGIN
         'Set up synchronous replication, or ask for durability local.');
     END IF;
     IF v_level NOT IN ('on', 'remote_apply') THEN PERFORM set_config('synchronous_commit', 'on', true); END IF;
+    -- A repeated statement may find all done and write nothing, and then its commit would not wait for what the first one wrote.
+    PERFORM pg_logical_emit_message(true, 'tenure', '');
   ELSE
     PERFORM refuse('TN007', format('durability %L is none of local, replicated', p_durability));
   END IF;

@@ -9,6 +9,16 @@ CREATE FUNCTION has_ended(p_job uuid, p_run int, p_token uuid) RETURNS boolean L
     OR EXISTS (SELECT FROM attempt a WHERE a.job_id = p_job AND a.run = p_run AND a.token = p_token AND a.applied)
 $$;
 
+-- The effects of a run were lost, and its handler is to be stopped: from now on assert_lease refuses it (bit 64 of lease.flags).
+-- False: its transaction is open on this server, or has committed here meanwhile, so nothing was lost.
+CREATE FUNCTION refuse_effects(p_job uuid, p_token uuid) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM lease l WHERE l.id = p_job AND l.token = p_token FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND OR EXISTS (SELECT FROM effect f WHERE f.token = p_token) THEN RETURN false; END IF;
+  UPDATE lease SET flags = flags | 64 WHERE id = p_job;
+  RETURN true;
+END $$;
+
 -- A worker whose last heartbeat here is older than its memory: what ended in between nobody can write again. A person decides.
 CREATE FUNCTION note_uncovered(p_epoch_no bigint, p_covers jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -176,6 +186,9 @@ BEGIN
       v_lost := s.rerun AND s.kind IN ('hold', 'completed') AND coalesce(s.epoch_no, 0) < v_epoch_no
         AND NOT EXISTS (SELECT FROM effect f WHERE f.token = s.token) AND NOT has_ended(s.job, s.run, s.token);
       v_kind := restore_lease(p_worker_id, v_epoch_no, s);
+      IF v_lost AND s.kind = 'hold' AND v_kind NOT IN ('busy', 'refused') THEN
+        v_lost := refuse_effects(s.job, s.token);
+      END IF;
       IF v_kind IN ('claimed_again', 'put_back') THEN
         PERFORM note_switch(v_epoch_no, p_worker_id, s.job, s.run, v_kind);
       END IF;
@@ -239,9 +252,9 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM pg_roles p WHERE p.rolname = r);
   FOR v_role IN SELECT p.rolname FROM pg_roles p WHERE p.rolname IN ('tenure_producer', 'tenure_worker', 'tenure_monitor', 'tenure_admin') ORDER BY 1 LOOP
     EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', v_schema, v_role);
-    EXECUTE format('GRANT SELECT ON queue_metrics, workers, switches TO %I', v_role);
+    EXECUTE format('GRANT SELECT ON queue_metrics, workers, switches, cluster_status TO %I', v_role);
     -- Functions of a view run with the rights of whoever reads it.
-    EXECUTE format('GRANT EXECUTE ON FUNCTION obstacle(int), last_error_of(uuid), tenants_of(name) TO %I', v_role);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION obstacle(int), last_error_of(uuid), tenants_of(name), hold_reason(cluster) TO %I', v_role);
     CONTINUE WHEN v_role = 'tenure_monitor';
     -- UPDATE and DELETE too, since what refuses them says which function to use.
     EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON jobs TO %I', v_role);

@@ -134,7 +134,7 @@ impl From<StoreError> for Problem {
             StoreError::BadValue(_) => Self::input(message),
             StoreError::OtherEpoch(_) | StoreError::DeadWorker(_) => Self::new(StatusCode::CONFLICT, "refused", message),
             StoreError::Unmigrated(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "unmigrated", message),
-            StoreError::Unreachable(_) | StoreError::Timeout(_) | StoreError::ReadOnly(_) | StoreError::Repeat(_) => {
+            StoreError::Unreachable(_) | StoreError::Timeout(_) | StoreError::ReadOnly(_) | StoreError::Unreplicated(_) | StoreError::Repeat(_) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "unreachable", message).hint(
                     "try again; a job with an `id` of its own (UUIDv7) is put in once, however often it is sent".to_owned(),
                 )

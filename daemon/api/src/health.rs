@@ -11,6 +11,8 @@ use tenure_runtime::status::Status;
 pub(crate) struct Readiness {
     pub(crate) ready: bool,
     draining: bool,
+    /// Whether a primary answers.
+    primary: bool,
     heartbeat_age_seconds: Option<f64>,
     /// Why it is not ready.
     reason: Option<String>,
@@ -33,6 +35,7 @@ impl Readiness {
         Self {
             ready: reason.is_none(),
             draining: status.is_draining(),
+            primary: status.has_primary(),
             heartbeat_age_seconds: age.map(|age| age.as_secs_f64()),
             reason,
         }

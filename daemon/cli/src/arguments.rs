@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tenure_store::view::STATUSES;
 use uuid::Uuid;
 
@@ -68,6 +68,9 @@ pub(crate) enum Command {
     /// Looks at the running daemons
     #[command(subcommand)]
     Worker(WorkerCommand),
+    /// Shows switches of the database, and takes the decisions that they ask for
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Counts jobs by type
     Stats,
     /// Measures how fast this database takes and gives jobs, in a schema of its own
@@ -164,12 +167,22 @@ pub(crate) struct EnqueueArguments {
     /// A UUIDv7 that makes this command repeatable: a known id is returned and changes nothing
     #[arg(long, value_name = "UUID")]
     pub(crate) id: Option<Uuid>,
+    /// What the commit waits for: this server's disk, or that of a synchronous standby too [default: as the database is configured]
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<DurabilityArgument>,
     /// A label of the job; can be repeated
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub(crate) labels: Vec<(String, String)>,
     /// Waits until the job ended, and prints its result. Ctrl-C leaves the job alone
     #[arg(long)]
     pub(crate) wait: bool,
+}
+
+/// What a commit waits for.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum DurabilityArgument {
+    Local,
+    Replicated,
 }
 
 #[derive(Debug, Subcommand)]
@@ -191,8 +204,15 @@ pub(crate) enum JobCommand {
         #[arg(long)]
         reason: Option<String>,
     },
-    /// Runs a failed, cancelled or discarded job again, with all its attempts
-    Retry { id: Uuid },
+    /// Runs a failed, cancelled or discarded job again, with all its attempts; or all whose end a switch had lost
+    Retry {
+        #[arg(required_unless_present = "switch")]
+        id: Option<Uuid>,
+        /// Runs all jobs again whose end was written again in this switch (`tenure cluster switches list`): what they did in the
+        /// same database was lost with it
+        #[arg(long, value_name = "N", conflicts_with = "id")]
+        switch: Option<i64>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -264,6 +284,44 @@ pub(crate) enum WorkerCommand {
     },
     /// Asks a worker to stop as SIGTERM would: it claims nothing more and ends when its jobs have ended
     Drain { id: Uuid },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Says where the installation stands: the gate, why it is on hold, who is waited for
+    Status,
+    /// Says that this copy of the database, on another PostgreSQL cluster than before, is the one to use
+    Accept {
+        /// Why, for those who look later
+        #[arg(long)]
+        reason: String,
+    },
+    /// Ends the hold after a restore to an earlier time: what may have run already becomes a dead letter each
+    Resume {
+        /// Runs it again instead
+        #[arg(long)]
+        rerun: bool,
+    },
+    /// Shows what switches, crashes and restores of the database were found to have done
+    #[command(subcommand)]
+    Switches(SwitchesCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SwitchesCommand {
+    /// Lists them, the newest first
+    List {
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=1000))]
+        limit: i64,
+    },
+    /// Everything about one of them
+    Show {
+        #[arg(value_name = "N")]
+        epoch_no: i64,
+        /// The jobs that it touched, instead
+        #[arg(long)]
+        jobs: bool,
+    },
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

@@ -128,6 +128,13 @@ impl<R: Record> Replay<R> {
             .flat_map(|(_, bucket)| &bucket.records)
     }
 
+    /// All that is kept, each with its bucket.
+    pub fn all(&self) -> impl Iterator<Item = (Beat, &R)> {
+        self.buckets
+            .iter()
+            .flat_map(|(beat, bucket)| bucket.records.iter().map(|record| (*beat, record)))
+    }
+
     /// All of it was said to a new primary, where the last beat that was sent is `sent`. From now on only what is shown of beats
     /// sent to that one proves anything: an old primary shows the beats from before without what was said since.
     pub fn moved(&mut self, sent: Beat) {

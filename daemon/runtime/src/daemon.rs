@@ -1,5 +1,6 @@
 //! The daemon: puts its tasks together, and takes them apart again in order.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +10,11 @@ use tenure_core::lease::limits::{Limits, LimitsError};
 use tenure_store::address::{Address, AddressError};
 use tenure_store::error::StoreError;
 use tenure_store::migrate::{MigrateError, Migrator};
+use tenure_store::route::Route;
 use tenure_store::session::{Db, Session, Target, TargetError};
 use tenure_store::worker::Registration;
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -27,6 +29,7 @@ use crate::heart::{self, Heart};
 use crate::journal::{Journal, JournalError};
 use crate::lanes::{Lanes, pools};
 use crate::leases::Leases;
+use crate::lookout::{Lookout, Routes};
 use crate::service;
 use crate::settings::{self, HandlerKind, Pooler, Settings};
 use crate::speaker::Speaker;
@@ -86,6 +89,7 @@ pub struct Daemon {
     settings: Arc<Settings>,
     target: Target,
     direct: Target,
+    routes: Routes,
     db: Db,
     limits: Limits,
     status: Arc<Status>,
@@ -114,6 +118,19 @@ pub fn targets(database: &settings::Database) -> Result<(Target, Target), Addres
     ))
 }
 
+/// Where connections lead until the primary is found, and how that is told to them.
+fn routes(database: &settings::Database, target: &Target, direct: &Target) -> Routes {
+    let to_servers = Route::to_any(direct);
+    let pooler = database.direct_url.as_ref().map(|_| target.clone());
+    Routes {
+        pool: pooler
+            .as_ref()
+            .map_or_else(|| to_servers.clone(), Route::to_any),
+        direct: to_servers,
+        pooler,
+    }
+}
+
 impl Daemon {
     /// Checks the settings; connects to nothing.
     ///
@@ -123,11 +140,13 @@ impl Daemon {
         let worker = &settings.worker;
         let limits = Limits::new(worker.lease_ttl, worker.heartbeat, longest_grace(&settings))?;
         let (target, direct) = targets(&settings.database)?;
-        let db = Db::new(&target, settings.database.pool_size)?;
+        let routes = routes(&settings.database, &target, &direct);
+        let db = Db::along(&target, settings.database.pool_size, routes.pool.clone())?;
         Ok(Self {
             settings: Arc::new(settings),
             target,
             direct,
+            routes,
             db,
             limits,
             status: Arc::new(Status::default()),
@@ -145,7 +164,7 @@ impl Daemon {
     /// # Errors
     /// See [`TargetError`].
     pub fn api_db(&self) -> Result<Db, TargetError> {
-        Db::new(&self.target, API_CONNECTIONS)
+        Db::along(&self.target, API_CONNECTIONS, self.routes.pool.clone())
     }
 
     /// Runs until it was told to stop, by `signals` or by a person through the database. Each signal after the first
@@ -154,7 +173,7 @@ impl Daemon {
     /// # Errors
     /// See [`DaemonError`]; nothing was claimed then.
     pub async fn run(self, mut signals: mpsc::Receiver<()>) -> Result<Outcome, DaemonError> {
-        let (journal, legacy) = match &self.settings.worker.state_dir {
+        let (journal, mut legacy) = match &self.settings.worker.state_dir {
             Some(dir) => {
                 let (journal, legacy) = Journal::open(dir)?;
                 (Some(journal), legacy)
@@ -166,7 +185,7 @@ impl Daemon {
             return Ok(Outcome::Clean);
         }
         let guard = self.start_guard().await?;
-        let ends = Arc::new(Ends::new(journal, legacy.ends));
+        let ends = Arc::new(Ends::new(journal, std::mem::take(&mut legacy.ends)));
         let (orders_in, orders) = mpsc::channel(64);
         let (notes_in, notes) = mpsc::channel(4096);
         let leases = Arc::new(Leases::new(
@@ -187,9 +206,18 @@ impl Daemon {
             .map(|guard| spawn(async move { guard.supervise().await }));
         let (heart, heart_ended) = heart::start(
             Heart {
-                target: self.direct.clone(),
+                lookout: Lookout {
+                    target: self.direct.clone(),
+                    routes: self.routes.clone(),
+                    leases: Arc::clone(&leases),
+                    ends: Arc::clone(&ends),
+                    status: Arc::clone(&self.status),
+                    highest: legacy.highest,
+                    look: Notify::new(),
+                    state: RefCell::default(),
+                },
                 registration: self.registration(),
-                predecessors: legacy.workers,
+                legacy,
                 leases: Arc::clone(&leases),
                 ends: Arc::clone(&ends),
                 notes: notes_in.clone(),

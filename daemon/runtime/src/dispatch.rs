@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::ids::{Call, Epoch, Lane, WorkerId};
-use tenure_core::lease::event::Event as LeaseEvent;
 use tenure_core::poll::{Command, Event, Poller};
 use tenure_core::time::Mono;
-use tenure_store::claim::{ClaimRequest, Mark};
+use tenure_store::claim::Mark;
 use tenure_store::error::StoreError;
 use tenure_store::session::Db;
 use tenure_store::value::since;
@@ -21,6 +20,7 @@ use tokio_util::task::TaskTracker;
 use tracing::error;
 
 use crate::attempt::{self, Bench};
+use crate::claims::{self, ClaimAnswer};
 use crate::clock;
 use crate::events;
 use crate::held::Held;
@@ -78,16 +78,6 @@ enum Done {
     Flagged(bool, Result<(), StoreError>),
     Lanes(Result<Vec<(Lane, String)>, StoreError>),
     Settled(Result<(Epoch, Vec<Mark>, i64), StoreError>),
-}
-
-/// What the claims for all pools have brought.
-#[derive(Default)]
-struct ClaimAnswer {
-    jobs: Vec<(Call, Vec<Arc<Held>>)>,
-    /// Some pool got as many as it asked for.
-    full: bool,
-    /// Why the last one failed.
-    failed: Option<StoreError>,
 }
 
 impl Dispatcher {
@@ -254,36 +244,9 @@ impl Dispatcher {
 
     fn claim(&self) -> Work {
         let (db, leases) = (self.db.clone(), Arc::clone(&self.leases));
-        let requests: Vec<ClaimRequest> = self
-            .lanes
-            .asks(&self.free, BATCH)
-            .into_iter()
-            .map(|ask| ClaimRequest {
-                max_attempts: ask
-                    .lanes
-                    .iter()
-                    .map(|lane| {
-                        self.lanes
-                            .route(*lane)
-                            .map_or(1, |route| route.retry.max_attempts())
-                    })
-                    .collect(),
-                marks: self.marks.of(&ask.lanes),
-                lanes: ask.lanes,
-                limits: ask.limits,
-                total: ask.total,
-            })
-            .collect();
-        Box::pin(async move {
-            let mut answer = ClaimAnswer::default();
-            for request in &requests {
-                if let Err(error) = claim_one(&db, &leases, request, &mut answer).await {
-                    answer.failed = Some(error);
-                    break;
-                }
-            }
-            Done::Claimed(answer)
-        })
+        let asks = self.lanes.asks(&self.free, BATCH);
+        let wants = claims::wants(&self.lanes, &self.marks, &asks);
+        Box::pin(async move { Done::Claimed(claims::claim(&db, &leases, wants).await) })
     }
 
     fn ask_lanes(&self) -> Work {
@@ -423,41 +386,7 @@ impl Dispatcher {
     }
 }
 
-/// One claim, for one pool.
-async fn claim_one(
-    db: &Db,
-    leases: &Leases,
-    request: &ClaimRequest,
-    answer: &mut ClaimAnswer,
-) -> Result<(), StoreError> {
-    // Numbered only when it is sent: what is numbered counts as under way.
-    let session = db.session().await?;
-    let (call, worker, epoch) = leases.claim().ok_or_else(not_a_member)?;
-    let epoch_no = leases.epoch_no();
-    match session.claim(worker, epoch, call, request).await {
-        Ok(claimed) => {
-            answer.full |= i32::try_from(claimed.len()).unwrap_or(i32::MAX) >= request.total;
-            let held = |job| {
-                Arc::new(Held {
-                    job,
-                    call,
-                    epoch_no,
-                })
-            };
-            answer
-                .jobs
-                .push((call, claimed.into_iter().map(held).collect()));
-            Ok(())
-        }
-        Err(error) => {
-            leases.on(LeaseEvent::ClaimGivenUp { call });
-            leases.failed(worker, epoch, &error);
-            Err(error)
-        }
-    }
-}
-
-fn not_a_member() -> StoreError {
+pub(crate) fn not_a_member() -> StoreError {
     StoreError::OtherEpoch("this worker is not registered".into())
 }
 

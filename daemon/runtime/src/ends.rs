@@ -1,20 +1,25 @@
-//! The ends of runs that the database has not confirmed.
+//! The ends of runs: those that the database has not confirmed, and those that a switch could still lose.
 //!
 //! ```text
-//!   ended ──► waiting ──► said ──► confirmed (done or history): gone
-//!                ▲          │
+//!   ended ──► waiting ──► said ──► done: remembered ──► every other server has it, or a quarter of an hour: gone
+//!                ▲          │  └─► history: gone
 //!                └──────────┘ busy, refused, no answer
 //! ```
 //!
-//! Invariant: an end leaves this list only when the database has answered it; what is said is never said twice at once.
+//! Invariant: an end leaves the list of open ones only when the database has answered it; what is said is never said twice at
+//! once. What is remembered is said again in each new epoch, as far as the database does not show it (`tenure_core::replay`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tenure_core::ids::{Token, WorkerId};
+use tenure_core::ids::{Beat, Token, WorkerId};
+use tenure_core::replay::{Bounds, Replay};
 use tokio::sync::Notify;
 use tracing::{error, info};
 
+use crate::clock;
+use crate::events;
 use crate::held::Statement;
 use crate::journal::Journal;
 
@@ -22,18 +27,20 @@ use crate::journal::Journal;
 const MOST_BYTES: usize = 8 << 20;
 
 /// The list. Shared by all tasks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Ends {
     state: Mutex<State>,
     /// One for each queue of [`State::waiting`].
     changed: [Notify; 2],
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     open: BTreeMap<Token, Statement>,
     /// Without follow-up jobs, and with.
     waiting: [VecDeque<Token>; 2],
+    /// Confirmed, and not yet safe from a switch.
+    remembered: Replay<Statement>,
     journal: Option<Journal>,
     worker: Option<WorkerId>,
     /// The journal could not be written the last time.
@@ -45,8 +52,12 @@ impl Ends {
     #[must_use]
     pub(crate) fn new(journal: Option<Journal>, left: Vec<Statement>) -> Self {
         let mut state = State {
+            open: BTreeMap::new(),
+            waiting: Default::default(),
+            remembered: Replay::new(clock::now(), Bounds::default(), Beat(0)),
             journal,
-            ..State::default()
+            worker: None,
+            failing: false,
         };
         for end in left {
             state.waiting[queue_of(&end)].push_back(end.end.token);
@@ -99,22 +110,95 @@ impl Ends {
         self.nudge();
     }
 
-    /// The database has answered.
-    pub(crate) fn confirm(&self, tokens: &[Token]) {
+    /// The database has answered: `done` holds, `history` means nothing. The last heartbeat that was sent is `sent`.
+    pub(crate) fn confirm(&self, done: &[Token], history: &[Token], sent: Beat) {
+        let now = clock::now();
         let mut state = self.state();
-        for token in tokens {
+        for token in history {
             if state.open.remove(token).is_some() {
-                state.note(|journal| journal.confirmed(*token));
+                state.note(|journal| journal.forgotten(*token));
+            }
+        }
+        for token in done {
+            if let Some(end) = state.open.remove(token) {
+                state.note(|journal| journal.answered(*token, sent.next()));
+                state.remembered.answered(now, sent, end);
             }
         }
         state.compact();
     }
 
-    /// This process is now that worker, and what its predecessors left has been said.
-    pub(crate) fn registered(&self, worker: WorkerId) {
+    /// What its handler did in this database was lost: the end of this run is that it is given back. `false`: it has not ended.
+    pub(crate) fn give_back_run(&self, token: Token) -> bool {
+        let end = self.state().open.get(&token).map(Statement::given_back);
+        end.is_some_and(|end| {
+            let mut state = self.state();
+            state.note(|journal| journal.ended(&end));
+            state.open.insert(token, end);
+            true
+        })
+    }
+
+    /// Every other server has shown this heartbeat: what was answered before it was sent is safe. `None`: there is no other server
+    /// that could be asked.
+    pub(crate) fn proven(&self, beat: Option<Beat>) {
+        let mut state = self.state();
+        let before = state.remembered.covers_from();
+        state.remembered.proven(beat.unwrap_or(Beat(0)));
+        state.remembered.expire(clock::now());
+        let gone = state.remembered.covers_from();
+        if gone > before {
+            state.note(|journal| journal.gone(gone));
+            state.compact();
+        }
+        let uncovered = beat.map_or(Duration::ZERO, |_| state.remembered.uncovered());
+        events::remembered(state.remembered.len(), uncovered);
+    }
+
+    /// What a server may lack that shows this heartbeat, as statements of `reattach`.
+    #[must_use]
+    pub(crate) fn after(&self, found: Option<Beat>) -> Vec<String> {
+        let state = self.state();
+        state
+            .remembered
+            .after(found)
+            .map(Statement::again)
+            .collect()
+    }
+
+    /// From which heartbeat on all is remembered, and for how long that has been.
+    #[must_use]
+    pub(crate) fn covers(&self) -> (Beat, Duration) {
+        let state = self.state();
+        let remembered = &state.remembered;
+        (
+            remembered.covers_from(),
+            remembered.covers_for(clock::now()),
+        )
+    }
+
+    /// All of it was said in a new epoch; the last heartbeat that was sent is `sent`.
+    pub(crate) fn moved(&self, sent: Beat) {
+        let mut state = self.state();
+        state.remembered.moved(sent);
+        state.rewrite();
+    }
+
+    /// This process is now that worker, and what its predecessors left has been said: `left` are ends that they remembered.
+    pub(crate) fn registered(&self, worker: WorkerId, left: Vec<Statement>, sent: Beat) {
+        let now = clock::now();
         let mut state = self.state();
         state.worker = Some(worker);
+        for end in left {
+            state.remembered.answered(now, sent, end);
+        }
+        state.remembered.moved(sent);
         state.rewrite();
+    }
+
+    /// The highest timeline of a system that was seen, for the next daemon in `state_dir`.
+    pub(crate) fn seen(&self, system: i64, timeline: i32) {
+        self.state().note(|journal| journal.seen(system, timeline));
     }
 
     /// All that is not confirmed.
@@ -186,12 +270,13 @@ impl State {
     fn rewrite(&mut self) {
         if let Self {
             open,
+            remembered,
             journal: Some(journal),
             worker,
             ..
         } = self
         {
-            let written = journal.compact(*worker, open.values());
+            let written = journal.compact(*worker, open.values(), remembered);
             self.tell(written);
         }
     }

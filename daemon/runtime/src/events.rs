@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use tenure_store::cluster::Switch;
 use tracing::{error, info, warn};
 
 use crate::service;
@@ -59,6 +60,35 @@ pub fn describe() {
     describe_gauge!(
         "tenure_unconfirmed_ends",
         "Attempts that ended and whose end the database has not confirmed."
+    );
+    describe_gauge!(
+        "tenure_remembered_ends",
+        "Ends that the database has confirmed and that a switch of the primary could still lose."
+    );
+    describe_gauge!(
+        "tenure_replay_uncovered_seconds",
+        "Of how much time the ends were forgotten although not every other server has shown them."
+    );
+    describe_gauge!("tenure_primary_up", "1 while a primary answers.");
+    describe_gauge!(
+        "tenure_two_primaries",
+        "1 while two servers take writes at once."
+    );
+    describe_gauge!(
+        "tenure_gate_on_hold",
+        "1 while nothing is claimed because a person must decide after a switch."
+    );
+    describe_counter!(
+        "tenure_switches_total",
+        "Switches, crashes and restores of the database that this worker has seen, by cause."
+    );
+    describe_histogram!(
+        "tenure_switch_duration_seconds",
+        "Of each switch: from the loss of the old primary until jobs from before were claimed again, as this worker saw it."
+    );
+    describe_counter!(
+        "tenure_switch_jobs_total",
+        "What switches were found to have done to jobs, by what: written_again, claimed_again, put_back, recovered, rerun, stopped, set_aside. Of the whole installation: each worker counts the same."
     );
 }
 
@@ -160,7 +190,110 @@ pub fn reattached(
     epoch_no: i64,
     held: usize,
     ended: usize,
+    again: usize,
     stopped: usize,
 ) {
-    warn!(%worker, epoch_no, held, ended, stopped, "The database was switched or restarted; re-attached.");
+    warn!(%worker, epoch_no, held, ended, again, stopped, "The database was switched or restarted; re-attached.");
+}
+
+/// Ends that a switch could still lose.
+pub fn remembered(count: usize, uncovered: Duration) {
+    gauge!("tenure_remembered_ends").set(count as f64);
+    gauge!("tenure_replay_uncovered_seconds").set(uncovered.as_secs_f64());
+}
+
+/// Whether a primary answers.
+pub fn primary_up(up: bool) {
+    gauge!("tenure_primary_up").set(if up { 1.0 } else { 0.0 });
+}
+
+/// There is no primary.
+pub fn primary_lost(hosts: &str) {
+    service::status("no primary answers; running handlers go on while that is safe");
+    error!(
+        hosts,
+        "No primary answers. Running handlers go on while that is safe; looking for one."
+    );
+}
+
+/// There is a primary, the first or another one, or after `outage` without any.
+pub fn primary_found(name: &str, outage: Option<Duration>) {
+    match outage {
+        Some(outage) => warn!(
+            host = name,
+            seconds = outage.as_secs_f64(),
+            "A primary answers again."
+        ),
+        None => info!(host = name, "The primary is found."),
+    }
+}
+
+/// Two servers take writes, or no longer.
+pub fn two_primaries(which: Option<(String, String)>) {
+    gauge!("tenure_two_primaries").set(if which.is_some() { 1.0 } else { 0.0 });
+    match which {
+        Some((one, other)) => error!(
+            one,
+            other,
+            "Two servers take writes at once. This daemon speaks to the one with the higher timeline; what is written to the other is lost. Stop the other one."
+        ),
+        None => info!("Only one server takes writes again."),
+    }
+}
+
+/// A host of the address belongs to another PostgreSQL cluster.
+pub fn foreign_server(name: &str) {
+    error!(
+        host = name,
+        "This host takes writes and belongs to another PostgreSQL cluster than the rest of database.url; it is used only if no other is left, and then held until `tenure cluster accept`."
+    );
+}
+
+/// Nothing is claimed, because a person must decide.
+pub fn on_hold(reason: Option<&str>) {
+    gauge!("tenure_gate_on_hold").set(if reason.is_some() { 1.0 } else { 0.0 });
+    match reason {
+        Some(reason) => error!(
+            reason,
+            "The gate is on hold after a switch: nothing is claimed until a person decides. See `tenure cluster status`."
+        ),
+        None => info!("The gate is no longer on hold."),
+    }
+}
+
+/// A switch is over: jobs from before it are claimed again. This is the event that alerts are about.
+pub fn switched(switch: &Switch) {
+    counter!("tenure_switches_total", "cause" => switch.cause.clone()).increment(1);
+    let seconds = switch.without_primary_sec.unwrap_or(0.0) + switch.window_sec.unwrap_or(0.0);
+    histogram!("tenure_switch_duration_seconds").record(seconds);
+    let jobs = [
+        ("written_again", switch.written_again),
+        ("claimed_again", switch.claimed_again),
+        ("put_back", switch.put_back),
+        ("recovered", switch.recovered),
+        ("rerun", switch.rerun),
+        ("stopped", switch.stopped),
+        ("set_aside", switch.set_aside),
+    ];
+    for (what, count) in jobs {
+        counter!("tenure_switch_jobs_total", "what" => what)
+            .increment(u64::try_from(count).unwrap_or(0));
+    }
+    warn!(
+        switch = switch.epoch_no,
+        cause = switch.cause,
+        without_primary_seconds = switch.without_primary_sec,
+        window_seconds = switch.window_sec,
+        written_again = switch.written_again,
+        claimed_again = switch.claimed_again,
+        put_back = switch.put_back,
+        recovered = switch.recovered,
+        rerun = switch.rerun,
+        stopped = switch.stopped,
+        set_aside = switch.set_aside,
+        uncovered_seconds = switch.uncovered_sec,
+        absent_workers = switch.absent_workers.as_ref().map_or(0, Vec::len),
+        "A switch of the database is over. `tenure cluster switches show {} --jobs` lists the jobs.",
+        switch.epoch_no
+    );
 }

@@ -5,17 +5,14 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tenure_core::ids::{Beat, Call, Epoch, Token, WorkerId};
+use tenure_core::ids::{Beat, Call, Epoch, WorkerId};
 use tenure_core::lease::event::Event;
-use tenure_core::time::Mono;
 use tenure_store::error::StoreError;
-use tenure_store::finish::{Answer, EndAnswer};
-use tenure_store::session::{Notifications, Session, Target};
-use tenure_store::worker::Registration;
+use tenure_store::session::{Notifications, Session};
+use tenure_store::worker::{Gate, Registration};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -24,28 +21,23 @@ use crate::clock;
 use crate::dispatch::Note;
 use crate::ends::Ends;
 use crate::events;
-use crate::held::Statement;
+use crate::journal::Legacy;
 use crate::leases::{Leases, Order};
+use crate::lookout::Lookout;
 use crate::stats::Stats;
 use crate::status::{Part, Status};
 
-/// The other workers beat at once when they hear of a new one, and then it may claim; it looks again after these times.
-const ADMITTED: [Duration; 3] = [
-    Duration::from_millis(50),
-    Duration::from_millis(250),
-    Duration::from_secs(1),
-];
 /// So many beats lie between two notifications to itself.
 const PING_EVERY: i64 = 10;
 
 /// What the heart works with.
 pub(crate) struct Heart {
-    /// Past any pooler.
-    pub target: Target,
+    /// Finds the primary.
+    pub lookout: Lookout,
     /// What it says of this worker.
     pub registration: Registration,
-    /// Workers that this daemon succeeds: they are dead.
-    pub predecessors: Vec<WorkerId>,
+    /// What the last process in `state_dir` left.
+    pub legacy: Legacy,
     /// The leases.
     pub leases: Arc<Leases>,
     /// What a re-attach says beside what is held.
@@ -61,17 +53,22 @@ pub(crate) struct Heart {
 }
 
 /// The state of the connection, shared by what is under way on it.
-struct Link {
+pub(crate) struct Link {
     session: Option<Rc<Session>>,
     /// Pings sent and not come back.
     pings: u32,
-    predecessors: Vec<WorkerId>,
+    /// What the workers that this one succeeds have left: they are dead.
+    pub(crate) legacy: Legacy,
     /// A registration whose order has not come to its end.
-    registered: Option<(WorkerId, Epoch, i64)>,
+    pub(crate) registered: Option<(WorkerId, Epoch, i64)>,
     /// One registration at a time: the keeper asks again while an answer is out.
     registering: bool,
     /// Of the last epoch that was seen.
-    epoch_no: i64,
+    pub(crate) epoch_no: i64,
+    /// The switch that is to be reported when its window has closed.
+    pub(crate) report: Option<i64>,
+    /// A person was told that the gate is on hold.
+    on_hold: bool,
 }
 
 /// Starts the heart's thread. It ends when `stop` is cancelled; the channel closes when it ends, whatever the reason.
@@ -97,21 +94,26 @@ pub(crate) fn start(
 }
 
 impl Heart {
-    async fn run(self, mut orders: mpsc::Receiver<Order>, stop: CancellationToken) {
+    async fn run(mut self, mut orders: mpsc::Receiver<Order>, stop: CancellationToken) {
         let link = RefCell::new(Link {
             session: None,
             pings: 0,
-            predecessors: self.predecessors.clone(),
+            legacy: std::mem::take(&mut self.legacy),
             registered: None,
             registering: false,
             epoch_no: 0,
+            report: None,
+            on_hold: false,
         });
+        let looking = self.lookout.run(|| link.borrow_mut().session = None);
+        tokio::pin!(looking);
         let (heard_in, mut heard) = mpsc::channel(64);
         let mut under_way = FuturesUnordered::new();
         loop {
             self.leases.on(Event::Tick);
             tokio::select! {
                 () = stop.cancelled() => return,
+                () = &mut looking => return,
                 Some(order) = orders.recv() => under_way.push(self.carry_out(&link, &heard_in, order)),
                 Some(()) = under_way.next(), if !under_way.is_empty() => {}
                 Some(note) = heard.recv() => self.hear(&link, note),
@@ -163,116 +165,6 @@ impl Heart {
         }
     }
 
-    async fn register(
-        &self,
-        link: &RefCell<Link>,
-        heard: &mpsc::Sender<Heard>,
-        asked_at: Mono,
-    ) -> Result<(), StoreError> {
-        let session = self.session(link, heard).await?;
-        let (worker, epoch, epoch_no) = self.make_known(link, &session).await?;
-        let predecessors = link.borrow().predecessors.clone();
-        let ends = self.ends.all();
-        if !predecessors.is_empty() || !ends.is_empty() {
-            let said = ends.iter().map(Statement::hold).collect::<Vec<_>>();
-            let registration = &self.registration;
-            let answers = session
-                .reattach(
-                    worker,
-                    epoch,
-                    Beat(0),
-                    array(&said),
-                    &[],
-                    registration,
-                    &predecessors,
-                )
-                .await?;
-            lost(&answers)?;
-            tracing::info!(
-                ends = ends.len(),
-                "Takes over from the last process in state_dir."
-            );
-        }
-        self.listen(&session, worker).await?;
-        let mut now = link.borrow_mut();
-        // Should it have to become another worker, that one succeeds this.
-        now.predecessors = vec![worker];
-        now.registered = None;
-        now.epoch_no = epoch_no;
-        drop(now);
-        self.ends.registered(worker);
-        self.status.confirmed(asked_at);
-        events::registered(worker, epoch_no);
-        self.leases
-            .registered(worker, epoch, epoch_no, asked_at, &[]);
-        self.note(Note::Registered);
-        self.ends.nudge();
-        let notes = self.notes.clone();
-        drop(tokio::task::spawn_local(async move {
-            for wait in ADMITTED {
-                tokio::time::sleep(wait).await;
-                let _ = notes.try_send(Note::Woken);
-            }
-        }));
-        Ok(())
-    }
-
-    /// Registers, unless an earlier try got as far and only what comes after it failed: each registration is a worker that
-    /// others count on.
-    async fn make_known(
-        &self,
-        link: &RefCell<Link>,
-        session: &Session,
-    ) -> Result<(WorkerId, Epoch, i64), StoreError> {
-        let before = link.borrow_mut().registered.take();
-        let known = match before {
-            Some(known) => known,
-            None => {
-                let worker = WorkerId(Uuid::new_v4());
-                let (epoch, epoch_no) = session.register(worker, &self.registration).await?;
-                (worker, epoch, epoch_no)
-            }
-        };
-        link.borrow_mut().registered = Some(known);
-        Ok(known)
-    }
-
-    async fn reattach(
-        &self,
-        link: &RefCell<Link>,
-        heard: &mpsc::Sender<Heard>,
-        worker: WorkerId,
-        asked_at: Mono,
-    ) -> Result<(), StoreError> {
-        let session = self.session(link, heard).await?;
-        let seen = link.borrow().epoch_no;
-        let now = session.open_epoch(worker, seen).await?;
-        let (mut said, beat, roster) = self.leases.holds();
-        let held = said.len();
-        let ends = self.ends.all();
-        said.extend(ends.iter().map(Statement::hold));
-        let answers = session
-            .reattach(
-                worker,
-                now.epoch,
-                beat,
-                array(&said),
-                &roster,
-                &self.registration,
-                &[],
-            )
-            .await?;
-        let lost = lost(&answers)?;
-        link.borrow_mut().epoch_no = now.number;
-        self.status.confirmed(asked_at);
-        events::reattached(worker, now.number, held, ends.len(), lost.len());
-        self.leases
-            .registered(worker, now.epoch, now.number, asked_at, &lost);
-        self.note(Note::Registered);
-        self.ends.nudge();
-        Ok(())
-    }
-
     #[expect(clippy::too_many_arguments, reason = "the parts of one order")]
     async fn beat(
         &self,
@@ -301,6 +193,7 @@ impl Heart {
             )
             .await?;
         self.status.confirmed(sent);
+        self.note_gate(link, &session, answer.gate).await;
         self.leases
             .beat_answered(beat, answer.workers, &answer.revoked);
         self.note(Note::Lanes(answer.lanes));
@@ -310,7 +203,7 @@ impl Heart {
         if answer.drain {
             self.drain.cancel();
         }
-        if beat.0 % PING_EVERY == 0 && !self.target.pooled {
+        if beat.0 % PING_EVERY == 0 && !self.lookout.target.pooled {
             let lost = std::mem::replace(&mut link.borrow_mut().pings, 1) > 0;
             events::listener(!lost);
             if lost {
@@ -323,8 +216,28 @@ impl Heart {
         Ok(())
     }
 
+    /// Tells of a hold, and of a switch that is over. That nobody can be told is no reason to miss a beat.
+    async fn note_gate(&self, link: &RefCell<Link>, session: &Session, gate: Gate) {
+        let hold = gate == Gate::Hold;
+        if hold != link.borrow().on_hold {
+            let reason = match session.cluster_status().await {
+                Ok(status) => status.hold_reason.unwrap_or_default(),
+                Err(_) => return,
+            };
+            link.borrow_mut().on_hold = hold;
+            events::on_hold(hold.then_some(reason.as_str()));
+        }
+        let report = link.borrow().report.filter(|_| gate == Gate::Open);
+        if let Some(epoch_no) = report
+            && let Ok(switch) = session.switch(epoch_no).await
+        {
+            link.borrow_mut().report = None;
+            events::switched(&switch);
+        }
+    }
+
     /// The connection, made anew if there is none; then it listens, and what came in between is looked for.
-    async fn session(
+    pub(crate) async fn session(
         &self,
         link: &RefCell<Link>,
         heard: &mpsc::Sender<Heard>,
@@ -332,7 +245,14 @@ impl Heart {
         if let Some(session) = link.borrow().session.clone() {
             return Ok(session);
         }
-        let (session, notifications) = Session::open(&self.target).await?;
+        self.lookout.found()?;
+        let Lookout { target, routes, .. } = &self.lookout;
+        let (session, notifications) = Session::open_along(target, &routes.direct).await?;
+        if session.is_turned_away() {
+            return Err(StoreError::Unreachable(
+                "another server became the primary".to_owned(),
+            ));
+        }
         let session = Rc::new(session.within(self.leases.limits().answer_within()));
         if let Some((worker, _)) = self.leases.member() {
             self.listen(&session, worker).await?;
@@ -347,8 +267,12 @@ impl Heart {
     }
 
     /// Behind a pooler that hands connections on there are no notifications: there polling alone finds jobs.
-    async fn listen(&self, session: &Session, worker: WorkerId) -> Result<(), StoreError> {
-        if self.target.pooled {
+    pub(crate) async fn listen(
+        &self,
+        session: &Session,
+        worker: WorkerId,
+    ) -> Result<(), StoreError> {
+        if self.lookout.target.pooled {
             events::listener(false);
             return Ok(());
         }
@@ -376,6 +300,7 @@ impl Heart {
                 {
                     link.session = None;
                     drop(link);
+                    self.lookout.look.notify_one();
                     self.leases.on(Event::BeatNow);
                 }
             }
@@ -385,34 +310,18 @@ impl Heart {
     fn missed(&self, link: &RefCell<Link>, error: &StoreError) {
         if error.breaks_connection() {
             link.borrow_mut().session = None;
+            self.lookout.look.notify_one();
         }
         self.status.trouble(Part::Heart, error);
     }
 
-    fn note(&self, note: Note) {
+    pub(crate) fn note(&self, note: Note) {
         // Full only while the dispatcher is busy claiming; it looks by itself then.
         let _ = self.notes.try_send(note);
     }
 }
 
-/// The leases that are gone: their handlers must stop, and the ends among them are history.
-fn lost(answers: &[EndAnswer]) -> Result<Vec<Token>, StoreError> {
-    let of = |wanted| {
-        answers
-            .iter()
-            .filter(move |answer| answer.answer == wanted)
-            .map(|answer| answer.token)
-    };
-    match of(Answer::Busy).next() {
-        // Everything has to be said again, in one piece: what is not named is taken for given up.
-        Some(_) => Err(StoreError::Repeat(
-            "a job is locked by another transaction".into(),
-        )),
-        None => Ok(of(Answer::Stop).collect()),
-    }
-}
-
-enum Heard {
+pub(crate) enum Heard {
     Payload(String),
     Closed,
 }
@@ -426,8 +335,4 @@ fn forward(mut notifications: Notifications, heard: mpsc::Sender<Heard>) {
         }
         let _ = heard.send(Heard::Closed).await;
     }));
-}
-
-fn array(items: &[String]) -> String {
-    format!("[{}]", items.join(","))
 }

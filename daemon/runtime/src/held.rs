@@ -6,11 +6,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tenure_core::ids::{Call, Token};
+use tenure_core::replay::Record;
 use tenure_protocol::directives::FollowUp;
 use tenure_protocol::verdict::{Ended, Verdict};
 use tenure_store::claim::Claimed;
 use tenure_store::finish::{EndKind, RunEnd};
 use uuid::Uuid;
+
+use crate::lanes::Care;
 
 /// A handler that wants to be asked again at once is asked again after this: each time leaves a row.
 const SHORTEST_SNOOZE: Duration = Duration::from_secs(1);
@@ -24,6 +27,8 @@ pub(crate) struct Held {
     pub call: Call,
     /// In which epoch.
     pub epoch_no: i64,
+    /// What its handler asks for.
+    pub care: Care,
 }
 
 /// What `reattach` needs of a run beside how it ended, so that it can put back what the database has lost.
@@ -34,7 +39,11 @@ pub(crate) struct Background {
     max_attempts: i32,
     epoch_no: i64,
     started_at: String,
-    row: Box<RawValue>,
+    #[serde(default)]
+    care: Care,
+    /// `None`: it was reduced, so its job cannot be put back.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    row: Option<Box<RawValue>>,
 }
 
 /// The end of a run, complete enough to be said to a database that knows nothing of it.
@@ -112,7 +121,8 @@ impl Held {
             max_attempts: self.job.max_attempts,
             epoch_no: self.epoch_no,
             started_at: humantime::format_rfc3339_micros(self.job.started_at).to_string(),
-            row: self.row(),
+            care: self.care,
+            row: Some(self.row()),
         }
     }
 
@@ -197,7 +207,11 @@ impl Held {
     /// For `reattach`: this run goes on.
     #[must_use]
     pub(crate) fn hold(&self) -> String {
-        hold(&self.end(EndKind::Released), &self.background())
+        hold(
+            &self.end(EndKind::Released),
+            &self.background(),
+            self.care.rerun,
+        )
     }
 }
 
@@ -210,7 +224,53 @@ impl Statement {
             call: i64::MAX,
             ..self.background()
         };
-        hold(&self.end, &background)
+        hold(&self.end, &background, self.reruns())
+    }
+
+    /// For `reattach`: this end was answered, and is said again in case it was lost.
+    #[must_use]
+    pub(crate) fn again(&self) -> String {
+        spliced(&[
+            &json(&self.end),
+            &json(&self.background()),
+            &format!(r#"{{"confirmed":true,"rerun":{}}}"#, self.reruns()),
+        ])
+    }
+
+    /// Whether its effects were in this database.
+    #[must_use]
+    pub(crate) fn reruns(&self) -> bool {
+        self.care().rerun && self.end.kind == EndKind::Completed
+    }
+
+    /// What its handler asks for.
+    #[must_use]
+    pub(crate) fn care(&self) -> Care {
+        match &self.origin {
+            Origin::Held(held) => held.care,
+            Origin::Written(background) => background.care,
+        }
+    }
+
+    /// The same run, given back.
+    #[must_use]
+    pub(crate) fn given_back(&self) -> Self {
+        Self {
+            end: RunEnd {
+                kind: EndKind::Released,
+                delay_ms: None,
+                final_: false,
+                exit_code: None,
+                http_status: None,
+                result: None,
+                error: None,
+                log_tail: None,
+                enqueue: None,
+                ..self.end.clone()
+            },
+            refused_ms: None,
+            origin: self.origin.clone(),
+        }
     }
 
     /// About how many bytes its end has.
@@ -242,6 +302,31 @@ impl Statement {
     }
 }
 
+/// What is kept of an end that the database has confirmed.
+impl Record for Statement {
+    fn size(&self) -> usize {
+        const STRUCTURE: usize = 600;
+        let row = match &self.origin {
+            Origin::Held(held) => {
+                held.job.data.len() + held.job.labels.len() + held.job.options.len()
+            }
+            Origin::Written(background) => background.row.as_ref().map_or(0, |row| row.get().len()),
+        };
+        STRUCTURE + row + Statement::size(self)
+    }
+
+    fn reduce(&mut self) {
+        self.origin = Origin::Written(Background {
+            row: None,
+            ..self.background()
+        });
+        // Its follow-up jobs stay: without them work would be lost.
+        self.end.result = None;
+        self.end.error = None;
+        self.end.log_tail = None;
+    }
+}
+
 impl From<Written> for Statement {
     fn from(written: Written) -> Self {
         Self {
@@ -252,9 +337,9 @@ impl From<Written> for Statement {
     }
 }
 
-fn hold(run: &RunEnd, background: &Background) -> String {
+fn hold(run: &RunEnd, background: &Background, rerun: bool) -> String {
     let named = format!(
-        r#"{{"kind":"hold","job":"{}","run":{},"token":"{}"}}"#,
+        r#"{{"kind":"hold","job":"{}","run":{},"token":"{}","rerun":{rerun}}}"#,
         run.job, run.run, run.token
     );
     spliced(&[&named, &json(background)])
@@ -326,6 +411,7 @@ pub(crate) mod tests {
             job,
             call: Call(4),
             epoch_no: 2,
+            care: Care::default(),
         })
     }
 

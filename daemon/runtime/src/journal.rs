@@ -3,16 +3,16 @@
 //! One file of JSON lines, and a lock: one daemon for each directory. Written as things happen and not synced: it is for the
 //! death of the process, not of the machine. The next daemon there says to the database what the last one could not.
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
-use tenure_core::ids::{Token, WorkerId};
+use tenure_core::ids::{Beat, Token, WorkerId};
+use tenure_core::replay::Replay;
 use thiserror::Error;
 
 use crate::held::{Statement, Written};
@@ -42,16 +42,41 @@ enum Line {
     /// From here on this worker writes.
     Worker(WorkerId),
     Ended(Box<Written>),
+    /// Nothing more is to be said of it.
     Confirmed(Token),
+    /// The database has it; a server that shows this heartbeat of the worker has it too.
+    Answered(Token, Beat),
+    /// What was answered before this heartbeat is safe, or forgotten.
+    Gone(Beat),
+    /// The highest timeline of a system.
+    Seen(i64, i32),
 }
 
 /// What the last daemon in a directory left.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Legacy {
     /// The workers it was: they are dead.
     pub workers: Vec<WorkerId>,
     /// Ends that the database has not confirmed.
     pub ends: Vec<Statement>,
+    /// Ends that a switch could lose: a server that shows the heartbeat of the last of `workers` has them.
+    pub answered: Vec<(Beat, Statement)>,
+    /// A server that does not show this heartbeat of the last of `workers` may have lost more than that.
+    pub covers_from: Beat,
+    /// System and highest timeline that they have seen.
+    pub highest: Option<(i64, i32)>,
+}
+
+impl Default for Legacy {
+    fn default() -> Self {
+        Self {
+            workers: Vec::new(),
+            ends: Vec::new(),
+            answered: Vec::new(),
+            covers_from: Beat(0),
+            highest: None,
+        }
+    }
 }
 
 /// The open journal.
@@ -63,6 +88,7 @@ pub(crate) struct Journal {
     compact_at: u64,
     /// A line could not be written, or not whole: what follows would be lost with it.
     torn: bool,
+    highest: Option<(i64, i32)>,
     _lock: Flock<File>,
 }
 
@@ -103,6 +129,7 @@ impl Journal {
                 size,
                 compact_at: COMPACT,
                 torn: false,
+                highest: legacy.highest,
                 _lock: lock,
             },
             legacy,
@@ -117,12 +144,37 @@ impl Journal {
         self.append(&Line::Ended(Box::new(statement.written())))
     }
 
-    /// The database has confirmed the end of this run.
+    /// The end of this run means nothing any more.
     ///
     /// # Errors
     /// Of the file.
-    pub(crate) fn confirmed(&mut self, token: Token) -> io::Result<()> {
+    pub(crate) fn forgotten(&mut self, token: Token) -> io::Result<()> {
         self.append(&Line::Confirmed(token))
+    }
+
+    /// The database has confirmed the end of this run, before this heartbeat.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub(crate) fn answered(&mut self, token: Token, before: Beat) -> io::Result<()> {
+        self.append(&Line::Answered(token, before))
+    }
+
+    /// What was answered before this heartbeat need not be remembered any more.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub(crate) fn gone(&mut self, beat: Beat) -> io::Result<()> {
+        self.append(&Line::Gone(beat))
+    }
+
+    /// This timeline was seen.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub(crate) fn seen(&mut self, system: i64, timeline: i32) -> io::Result<()> {
+        self.highest = Some((system, timeline));
+        self.append(&Line::Seen(system, timeline))
     }
 
     /// Whether all that was noted is really there.
@@ -145,29 +197,44 @@ impl Journal {
         &mut self,
         worker: Option<WorkerId>,
         open: impl Iterator<Item = &'a Statement>,
+        remembered: &Replay<Statement>,
     ) -> io::Result<()> {
         let mut open = open.peekable();
-        if open.peek().is_none() {
+        let head = [
+            worker.map(Line::Worker),
+            self.highest
+                .map(|(system, timeline)| Line::Seen(system, timeline)),
+            Some(Line::Gone(remembered.covers_from()))
+                .filter(|_| remembered.covers_from() > Beat(0)),
+        ];
+        let head = head.into_iter().flatten();
+        if open.peek().is_none() && remembered.is_empty() {
             // Nothing can be lost, and so a full file system can heal.
             self.torn = true;
             self.file.set_len(0)?;
-            self.size =
-                worker.map_or(Ok(0), |worker| write(&mut self.file, &Line::Worker(worker)))?;
+            self.size = 0;
+            for line in head {
+                self.size += write(&mut self.file, &line)?;
+            }
             self.compact_at = COMPACT;
             self.torn = false;
             return Ok(());
         }
         let temporary = self.path.with_extension("new");
         let _ = std::fs::remove_file(&temporary);
-        let mut file = private().append(true).open(&temporary)?;
+        let mut file = io::BufWriter::new(private().append(true).open(&temporary)?);
         let mut size = 0;
-        for line in worker
-            .map(Line::Worker)
-            .into_iter()
-            .chain(open.map(|end| Line::Ended(Box::new(end.written()))))
-        {
+        for line in head {
             size += write(&mut file, &line)?;
         }
+        for end in open {
+            size += write(&mut file, &Line::Ended(Box::new(end.written())))?;
+        }
+        for (beat, end) in remembered.all() {
+            size += write(&mut file, &Line::Ended(Box::new(end.written())))?;
+            size += write(&mut file, &Line::Answered(end.end.token, beat))?;
+        }
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
         std::fs::rename(&temporary, &self.path)?;
         // The same handle: nothing can fail between here and the next line that is written.
         self.file = file;
@@ -191,7 +258,7 @@ fn private() -> OpenOptions {
     options
 }
 
-fn write(file: &mut File, line: &Line) -> io::Result<u64> {
+fn write(file: &mut impl io::Write, line: &Line) -> io::Result<u64> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     file.write_all(&text)?;
@@ -199,37 +266,102 @@ fn write(file: &mut File, line: &Line) -> io::Result<u64> {
 }
 
 fn read(file: &File) -> io::Result<Legacy> {
-    let (mut workers, mut ends, mut order) = (Vec::new(), BTreeMap::new(), Vec::new());
+    let mut legacy = Legacy::default();
+    let (mut open, mut answered) = (Vec::new(), Vec::new());
     for line in BufReader::new(file).split(b'\n') {
         // The last line may be cut short by the death of the process; a run that it spoke of was not reported as ended.
         match serde_json::from_slice(&line?) {
-            Ok(Line::Worker(worker)) => workers.push(worker),
-            Ok(Line::Ended(end)) => {
-                order.push(end.end.token);
-                ends.insert(end.end.token, Statement::from(*end));
+            Ok(Line::Worker(worker)) => {
+                // Beats are those of the worker that wrote them.
+                if legacy.workers.last() != Some(&worker) {
+                    legacy.covers_from = Beat(0);
+                }
+                legacy.workers.push(worker);
             }
-            Ok(Line::Confirmed(token)) => drop(ends.remove(&token)),
+            Ok(Line::Ended(end)) => {
+                let end = Statement::from(*end);
+                open.retain(|before: &Statement| before.end.token != end.end.token);
+                open.push(end);
+            }
+            Ok(Line::Confirmed(token)) => open.retain(|end| end.end.token != token),
+            Ok(Line::Answered(token, before)) => {
+                if let Some(at) = open.iter().position(|end| end.end.token == token) {
+                    answered.push((before, open.remove(at)));
+                }
+            }
+            Ok(Line::Gone(beat)) => {
+                answered.retain(|(before, _)| *before > beat);
+                legacy.covers_from = beat;
+            }
+            Ok(Line::Seen(system, timeline)) => legacy.highest = Some((system, timeline)),
             Err(_) => {}
         }
     }
-    Ok(Legacy {
-        workers,
-        ends: order
-            .into_iter()
-            .filter_map(|token| ends.remove(&token))
-            .collect(),
-    })
+    legacy.ends = open;
+    legacy.answered = answered;
+    Ok(legacy)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
 
+    use tenure_core::replay::Bounds;
+    use tenure_core::time::Mono;
     use uuid::Uuid;
 
     use super::*;
     use crate::held::tests::held;
+
+    fn nothing() -> Replay<Statement> {
+        Replay::new(Mono::ZERO, Bounds::default(), Beat(0))
+    }
+
+    #[test]
+    fn what_a_switch_could_lose_is_kept_with_its_heartbeat() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(dir.path()).unwrap();
+        let worker = WorkerId(Uuid::new_v4());
+        let ends = [held().released(), held().released(), held().released()];
+        journal
+            .compact(Some(worker), [].into_iter(), &nothing())
+            .unwrap();
+        for (end, before) in ends.iter().zip([3, 4, 4]) {
+            journal.ended(end).unwrap();
+            journal.answered(end.end.token, Beat(before)).unwrap();
+        }
+        journal.gone(Beat(3)).unwrap();
+        journal.seen(77, 2).unwrap();
+        drop(journal);
+        let told = |legacy: &Legacy| -> Vec<(Beat, Token)> {
+            let answered = legacy.answered.iter();
+            answered.map(|(beat, end)| (*beat, end.end.token)).collect()
+        };
+        let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
+        let kept = [(Beat(4), ends[1].end.token), (Beat(4), ends[2].end.token)];
+        assert_eq!(told(&legacy), kept);
+        assert_eq!(
+            (legacy.covers_from, legacy.highest),
+            (Beat(3), Some((77, 2)))
+        );
+        // The same after it was written anew.
+        let mut remembered = Replay::new(Mono::ZERO, Bounds::default(), Beat(3));
+        for (_, end) in legacy.answered {
+            remembered.answered(Mono::ZERO, Beat(8), end);
+        }
+        journal
+            .compact(Some(worker), [].into_iter(), &remembered)
+            .unwrap();
+        drop(journal);
+        let (_, legacy) = Journal::open(dir.path()).unwrap();
+        assert_eq!(told(&legacy), kept.map(|(_, token)| (Beat(9), token)));
+        assert_eq!(
+            (legacy.covers_from, legacy.highest),
+            (Beat(3), Some((77, 2)))
+        );
+    }
 
     #[test]
     fn the_next_daemon_finds_what_was_not_confirmed() {
@@ -238,10 +370,12 @@ mod tests {
         let worker = WorkerId(Uuid::new_v4());
         let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
         assert!(legacy.workers.is_empty() && legacy.ends.is_empty());
-        journal.compact(Some(worker), [].into_iter()).unwrap();
+        journal
+            .compact(Some(worker), [].into_iter(), &nothing())
+            .unwrap();
         journal.ended(&done).unwrap();
         journal.ended(&kept).unwrap();
-        journal.confirmed(done.end.token).unwrap();
+        journal.forgotten(done.end.token).unwrap();
         assert!(matches!(
             Journal::open(dir.path()),
             Err(JournalError::InUse(_))
@@ -261,7 +395,9 @@ mod tests {
             0o600
         );
         // What is written after a line that was cut short is not lost with it.
-        journal.compact(None, legacy.ends.iter()).unwrap();
+        journal
+            .compact(None, legacy.ends.iter(), &nothing())
+            .unwrap();
         journal.ended(&done).unwrap();
         drop(journal);
         assert_eq!(Journal::open(dir.path()).unwrap().1.ends.len(), 2);

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tenure_core::ids::Lane;
 use tenure_core::retry::Policy;
 use tenure_core::{claim, pattern};
 
 use crate::exec::{Clients, Handler, PrepareError};
-use crate::settings::{HandlerKind, Settings};
+use crate::settings::{AfterLostCommits, Durability, HandlerKind, Settings};
 
 /// What runs the jobs of one lane.
 #[derive(Debug, Clone)]
@@ -25,6 +26,19 @@ pub(crate) struct Route {
     pub kill_grace: std::time::Duration,
     /// The index of its pool.
     pub pool: usize,
+    /// What its handler asks for beyond the usual.
+    pub care: Care,
+}
+
+/// What a handler asks for beyond the usual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Care {
+    /// Its effects are in this database: a switch that loses commits loses them too, and the job must run again.
+    #[serde(default)]
+    pub rerun: bool,
+    /// Its claims and completions count only when a standby has them.
+    #[serde(default)]
+    pub replicated: bool,
 }
 
 /// The lanes that this worker takes.
@@ -73,6 +87,10 @@ impl Lanes {
                 timeout,
                 kill_grace,
                 pool: pool_of(&self.settings, job_type),
+                care: Care {
+                    rerun: handler.after_lost_commits == AfterLostCommits::Rerun,
+                    replicated: handler.durability == Some(Durability::Replicated),
+                },
             };
             self.routes.insert(*lane, route);
         }

@@ -146,6 +146,12 @@ impl Leases {
         self.state().keeper.member()
     }
 
+    /// Who this worker is, also while it re-attaches.
+    #[must_use]
+    pub(crate) fn identity(&self) -> Option<WorkerId> {
+        self.state().keeper.identity()
+    }
+
     /// A number for a claim that is sent now; `None`: none may be sent.
     #[must_use]
     pub(crate) fn claim(&self) -> Option<(Call, WorkerId, Epoch)> {
@@ -215,10 +221,32 @@ impl Leases {
         });
     }
 
-    /// The database has answered about these ends.
-    pub(crate) fn confirmed(&self, tokens: Vec<Token>) {
-        self.ends.confirm(&tokens);
-        self.on(Event::Confirmed { tokens });
+    /// The database has answered about these ends, which `worker` said in `epoch`: they hold, or they are history. `false`: it is
+    /// in another epoch by now, and the server that answered may be one that has lost them; they have to be said again.
+    #[must_use]
+    pub(crate) fn confirmed(
+        &self,
+        by: (WorkerId, Epoch),
+        done: &[Token],
+        history: &[Token],
+    ) -> bool {
+        let mut counts = false;
+        self.with(|state| {
+            counts = state.keeper.member() == Some(by);
+            if counts {
+                self.ends.confirm(done, history, state.keeper.last_beat());
+                let tokens = [done, history].concat();
+                self.take_in(state, Event::Confirmed { tokens });
+            }
+        });
+        counts
+    }
+
+    /// The last beat that was sent, and the last that was answered.
+    #[must_use]
+    pub(crate) fn beats(&self) -> (Beat, Beat) {
+        let state = self.state();
+        (state.keeper.last_beat(), state.last_beat)
     }
 
     /// A heartbeat was answered.
@@ -239,7 +267,8 @@ impl Leases {
         });
     }
 
-    /// The worker is registered, or re-attached, in epoch number `epoch_no`; the handlers of `lost` must stop.
+    /// The worker is registered, or re-attached, in epoch number `epoch_no`. The handlers of `lost` must stop, and those of `rerun`
+    /// too: what they did in the database was lost.
     pub(crate) fn registered(
         &self,
         worker: WorkerId,
@@ -247,15 +276,19 @@ impl Leases {
         epoch_no: i64,
         asked_at: Mono,
         lost: &[Token],
+        rerun: &[Token],
     ) {
         self.with(|state| {
             state.epoch_no = epoch_no;
             for token in lost {
-                state.stop(
-                    *token,
-                    Some(self.limits.lost_grace()),
-                    "the lease was lost in a switch",
-                );
+                let reason = "the lease was lost in a switch";
+                state.stop(*token, Some(self.limits.lost_grace()), reason);
+            }
+            for token in rerun {
+                if !self.ends.give_back_run(*token) {
+                    let reason = "a switch of the database lost its effects; it runs again";
+                    state.stop(*token, Some(self.limits.lost_grace()), reason);
+                }
             }
             self.take_in(
                 state,
@@ -268,16 +301,13 @@ impl Leases {
         });
     }
 
-    /// What a re-attach says: `hold` statements of the running jobs, the last beat, the workers that were known.
+    /// What a re-attach says: the running jobs, the last beat that was answered, the workers that were known.
     #[must_use]
-    pub(crate) fn holds(&self) -> (Vec<String>, Beat, Vec<WorkerId>) {
+    pub(crate) fn holds(&self) -> (Vec<Arc<Held>>, Beat, Vec<WorkerId>) {
         let state = self.state();
+        let running = state.running.values();
         (
-            state
-                .running
-                .values()
-                .map(|running| running.held.hold())
-                .collect(),
+            running.map(|running| Arc::clone(&running.held)).collect(),
             state.last_beat,
             state.roster.clone(),
         )

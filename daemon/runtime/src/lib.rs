@@ -2,7 +2,9 @@
 //!
 //! Start reading at [`daemon`]; `daemon/ARCHITECTURE.md` has the picture.
 
+mod attach;
 mod attempt;
+mod claims;
 mod clock;
 pub mod daemon;
 mod dispatch;
@@ -15,6 +17,7 @@ mod held;
 mod journal;
 mod lanes;
 mod leases;
+mod lookout;
 mod marks;
 mod service;
 pub mod settings;

@@ -14,6 +14,7 @@ use tenure_core::retry::Policy;
 use tenure_protocol::verdict::ExitCodes;
 
 pub use tenure_protocol::verdict::ExitMeaning;
+pub use tenure_store::claim::Durability;
 
 /// Wait after the first failed attempt, where no rule says it.
 pub const DEFAULT_DELAY: Duration = Duration::from_secs(60);
@@ -164,15 +165,6 @@ pub struct Handlers {
 }
 
 impl Handlers {
-    /// Whether a rule asks for something that this version does not do yet: it keeps no memory of finished work beyond what
-    /// the database has not confirmed, so there is nothing that it could run again after a switch.
-    #[must_use]
-    pub fn ask_for_rerun(&self) -> bool {
-        self.rules
-            .iter()
-            .any(|rule| rule.after_lost_commits == Some(AfterLostCommits::Rerun))
-    }
-
     /// What runs for `job_type`; `None` if no rule says it, and then this daemon must not claim such jobs.
     #[must_use]
     pub fn resolve(&self, job_type: &str) -> Option<Handler> {
@@ -182,6 +174,7 @@ impl Handlers {
             after_lost_commits: self
                 .setting(job_type, |rule| rule.after_lost_commits)
                 .unwrap_or_default(),
+            durability: self.setting(job_type, |rule| rule.durability),
         })
     }
 
@@ -247,6 +240,8 @@ pub struct Rule {
     pub retry: RetryRule,
     /// What becomes of a completion that a switch lost; `None`: a less specific rule says it.
     pub after_lost_commits: Option<AfterLostCommits>,
+    /// What claims and completions wait for; `None`: a less specific rule says it.
+    pub durability: Option<Durability>,
 }
 
 /// What one rule says about retries; `None`: a less specific rule, or the default, says it.
@@ -322,6 +317,8 @@ pub struct Handler {
     pub retry: Policy,
     /// What becomes of a completion that a switch lost.
     pub after_lost_commits: AfterLostCommits,
+    /// What claims and completions wait for; `None`: what the database is configured for.
+    pub durability: Option<Durability>,
 }
 
 /// The HTTP interface.
@@ -418,6 +415,7 @@ mod tests {
             kind,
             retry,
             after_lost_commits: None,
+            durability: None,
         }
     }
 

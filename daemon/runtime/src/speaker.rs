@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::ids::{Epoch, Token, WorkerId};
+use tenure_store::claim::Durability;
 use tenure_store::error::StoreError;
 use tenure_store::finish::{Answer, EndKind};
 use tenure_store::session::Db;
@@ -82,12 +83,23 @@ impl Speaker {
 
     /// Says a batch. `false`: something is left for another try after a pause.
     async fn say(&self, batch: Vec<Statement>) -> bool {
+        // A commit that waits for a standby must not hold up what need not wait.
+        let (careful, plain): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|end| end.care().replicated);
+        let mut calm = true;
+        for (part, durability) in [(plain, None), (careful, Some(Durability::Replicated))] {
+            calm &= part.is_empty() || self.say_part(part, durability).await;
+        }
+        calm
+    }
+
+    async fn say_part(&self, batch: Vec<Statement>, durability: Option<Durability>) -> bool {
         let tokens: Vec<Token> = batch.iter().map(|end| end.end.token).collect();
         let Some((worker, epoch)) = self.leases.member() else {
             self.ends.give_back(tokens);
             return false;
         };
-        match self.finish(worker, epoch, &batch).await {
+        match self.finish(worker, epoch, &batch, durability).await {
             Ok(busy) => {
                 let calm = busy.is_empty();
                 self.ends.give_back(busy);
@@ -98,7 +110,7 @@ impl Speaker {
                 let mut reached = true;
                 for end in batch {
                     if reached {
-                        reached = self.say_alone(worker, epoch, end).await;
+                        reached = self.say_alone(worker, epoch, end, durability).await;
                     } else {
                         self.ends.give_back([end.end.token]);
                     }
@@ -114,9 +126,18 @@ impl Speaker {
     }
 
     /// `false`: the database did not answer.
-    async fn say_alone(&self, worker: WorkerId, epoch: Epoch, end: Statement) -> bool {
+    async fn say_alone(
+        &self,
+        worker: WorkerId,
+        epoch: Epoch,
+        end: Statement,
+        durability: Option<Durability>,
+    ) -> bool {
         let token = end.end.token;
-        match self.finish(worker, epoch, std::slice::from_ref(&end)).await {
+        match self
+            .finish(worker, epoch, std::slice::from_ref(&end), durability)
+            .await
+        {
             Ok(busy) => self.ends.give_back(busy),
             Err(error) if error.is_about_input() => {
                 error!(job = %end.end.job, %error, "The database refuses a part of what this run ended with; it is written without.");
@@ -137,16 +158,18 @@ impl Speaker {
         worker: WorkerId,
         epoch: Epoch,
         batch: &[Statement],
+        durability: Option<Durability>,
     ) -> Result<Vec<Token>, StoreError> {
         let ends: Vec<_> = batch.iter().map(|end| &end.end).collect();
         let items =
             serde_json::to_string(&ends).map_err(|error| StoreError::Failed(error.to_string()))?;
-        let answers = self
-            .db
-            .session()
-            .await?
-            .finish(worker, epoch, items)
-            .await?;
+        let answers = if durability.is_some() {
+            let session = self.db.careful().await?;
+            session.finish(worker, epoch, items, durability).await?
+        } else {
+            let session = self.db.session().await?;
+            session.finish(worker, epoch, items, None).await?
+        };
         let (busy, answered): (Vec<_>, Vec<_>) = answers
             .into_iter()
             .partition(|answer| answer.answer == Answer::Busy);
@@ -161,8 +184,20 @@ impl Speaker {
             }
         }
         self.status.fine(Part::Ends);
-        self.leases
-            .confirmed(answered.into_iter().map(|answer| answer.token).collect());
+        let tokens = |wanted: bool| -> Vec<Token> {
+            let of = answered
+                .iter()
+                .filter(|answer| (answer.answer == Answer::Done) == wanted);
+            of.map(|answer| answer.token).collect()
+        };
+        if !self
+            .leases
+            .confirmed((worker, epoch), &tokens(true), &tokens(false))
+        {
+            return Err(StoreError::OtherEpoch(
+                "the epoch ended while it was said".into(),
+            ));
+        }
         Ok(busy.into_iter().map(|answer| answer.token).collect())
     }
 

@@ -17,6 +17,7 @@ use crate::service;
 pub struct Status {
     confirmed: Mutex<Option<Mono>>,
     draining: AtomicBool,
+    primary: AtomicBool,
     troubles: Mutex<BTreeMap<Part, (Mono, String)>>,
 }
 
@@ -102,6 +103,17 @@ impl Status {
         troubles
             .first_key_value()
             .map(|(part, (_, text))| format!("{}: {text}", part.trouble()))
+    }
+
+    /// Whether a primary was found by the last probes.
+    pub(crate) fn primary(&self, found: bool) {
+        self.primary.store(found, Ordering::Relaxed);
+        events::primary_up(found);
+    }
+
+    /// Whether there is a primary that answers.
+    pub fn has_primary(&self) -> bool {
+        self.primary.load(Ordering::Relaxed)
     }
 
     /// The stop has begun.

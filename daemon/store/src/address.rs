@@ -80,23 +80,65 @@ impl Address {
         if let Some(password) = password {
             config.password(password);
         }
-        config
-            .ssl_mode(if encrypted {
-                SslMode::Require
-            } else {
-                SslMode::Disable
-            })
-            .target_session_attrs(TargetSessionAttrs::ReadWrite)
-            .connect_timeout(connect_timeout)
-            .keepalives_idle(Duration::from_secs(10))
-            .keepalives_interval(Duration::from_secs(3))
-            .keepalives_retries(3)
-            .tcp_user_timeout(Duration::from_secs(20))
-            .application_name("tenure");
+        config.ssl_mode(if encrypted {
+            SslMode::Require
+        } else {
+            SslMode::Disable
+        });
+        for_us(&mut config, connect_timeout);
         Ok(Self {
             config,
             tls: encrypted.then_some(files),
         })
+    }
+
+    /// How many hosts it names. A name may still lead to several servers, or to another one tomorrow.
+    #[must_use]
+    pub fn hosts(&self) -> usize {
+        let config = &self.config;
+        config.get_hosts().len().max(config.get_hostaddrs().len())
+    }
+
+    /// The same address with only the host of this number.
+    #[must_use]
+    pub fn at(&self, host: usize) -> Self {
+        let all = &self.config;
+        let mut one = Config::new();
+        match all.get_hosts().get(host) {
+            Some(Host::Tcp(name)) => drop(one.host(name)),
+            Some(Host::Unix(path)) => drop(one.host_path(path)),
+            None => {}
+        }
+        if let Some(address) = all.get_hostaddrs().get(host) {
+            one.hostaddr(*address);
+        }
+        let ports = all.get_ports();
+        if let Some(port) = ports.get(host).or(ports.first()) {
+            one.port(*port);
+        }
+        if let Some(user) = all.get_user() {
+            one.user(user);
+        }
+        if let Some(name) = all.get_dbname() {
+            one.dbname(name);
+        }
+        if let Some(options) = all.get_options() {
+            one.options(options);
+        }
+        if let Some(password) = all.get_password() {
+            one.password(password);
+        }
+        one.ssl_mode(all.get_ssl_mode())
+            .ssl_negotiation(all.get_ssl_negotiation())
+            .channel_binding(all.get_channel_binding());
+        for_us(
+            &mut one,
+            all.get_connect_timeout().copied().unwrap_or_default(),
+        );
+        Self {
+            config: one,
+            tls: self.tls.clone(),
+        }
     }
 
     /// Host and port of each server, for messages.
@@ -117,6 +159,18 @@ impl Address {
             });
         hosts.collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Only servers that take writes, and no connection that is dead without our knowing.
+fn for_us(config: &mut Config, connect_timeout: Duration) {
+    config
+        .target_session_attrs(TargetSessionAttrs::ReadWrite)
+        .connect_timeout(connect_timeout)
+        .keepalives_idle(Duration::from_secs(10))
+        .keepalives_interval(Duration::from_secs(3))
+        .keepalives_retries(3)
+        .tcp_user_timeout(Duration::from_secs(20))
+        .application_name("tenure");
 }
 
 fn decoded(text: &str) -> String {
@@ -208,6 +262,11 @@ mod tests {
             Some(&Duration::from_secs(2))
         );
         assert_eq!(address.servers(), "h1:5432, h2:5433");
+        let second = address.at(1);
+        assert_eq!((address.hosts(), second.hosts()), (2, 1));
+        assert_eq!(second.servers(), "h2:5433");
+        assert_eq!(second.config.get_password(), address.config.get_password());
+        assert_eq!(second.config.get_dbname(), Some("db"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use serde::Serialize;
 use tenure_core::ids::{Call, Epoch, JobId, Lane, Run, Token, WorkerId};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -24,6 +25,20 @@ pub struct ClaimRequest {
     pub max_attempts: Vec<i32>,
     /// Up to where nothing is left.
     pub marks: Vec<Mark>,
+    /// Those of the lanes whose handlers have their effects in this database.
+    pub rerun: Vec<Lane>,
+    /// How safe the claim has to be before its jobs start.
+    pub durability: Option<Durability>,
+}
+
+/// What a commit waits for. Where it is not said, what the database is configured for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// The disk of the primary.
+    Local,
+    /// The disk of a synchronous standby too.
+    Replicated,
 }
 
 /// Nothing is left in this lane and priority up to this position.
@@ -94,7 +109,19 @@ impl Session {
     ) -> Result<Vec<Claimed>, StoreError> {
         let sql = "SELECT id, run, token, attempt, max_attempts, lane, job_type, tenant, priority, pos, ready_at, started_at, created_at, run_at, \
                    (extract(epoch FROM timeout) * 1000)::bigint AS timeout_ms, unique_key, data, labels, job_options \
-                   FROM %claim_job_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+                   FROM %claim_job_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        #[derive(Serialize)]
+        struct Options<'a> {
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            rerun: &'a [Lane],
+            #[serde(skip_serializing_if = "Option::is_none")]
+            durability: Option<Durability>,
+        }
+        let options = serde_json::to_string(&Options {
+            rerun: &request.rerun,
+            durability: request.durability,
+        })
+        .map_err(|error| StoreError::Failed(error.to_string()))?;
         let lanes: Vec<i32> = request.lanes.iter().map(|lane| lane.0).collect();
         let mark_lanes: Vec<i32> = request.marks.iter().map(|mark| mark.lane.0).collect();
         let mark_priorities: Vec<i32> = request.marks.iter().map(|mark| mark.priority).collect();
@@ -114,6 +141,7 @@ impl Session {
                     (&mark_lanes, Type::INT4_ARRAY),
                     (&mark_priorities, Type::INT4_ARRAY),
                     (&marks, Type::INT8_ARRAY),
+                    (&RawJson(options), Type::JSONB),
                 ],
             )
             .await?;
@@ -161,6 +189,13 @@ impl Session {
             });
         }
         Ok((moved, next))
+    }
+}
+
+pub(crate) fn durability_name(durability: Durability) -> &'static str {
+    match durability {
+        Durability::Local => "local",
+        Durability::Replicated => "replicated",
     }
 }
 

@@ -14,6 +14,9 @@ pub enum StoreError {
     /// No answer within the bound: whether the statement was carried out is not known.
     #[error("the database gave no answer to {0} in time")]
     Timeout(&'static str),
+    /// It was carried out, but an administrator ended the wait for the synchronous standby: a switch can lose it.
+    #[error("the server carried out {0} without its synchronous standby")]
+    Unreplicated(&'static str),
     /// The server does not take writes: it is a standby, or set to read only.
     #[error("the server takes no writes: {0}")]
     ReadOnly(String),

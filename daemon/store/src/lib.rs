@@ -5,11 +5,14 @@
 
 pub mod address;
 pub mod claim;
+pub mod cluster;
 pub mod error;
 pub mod finish;
 mod look;
 pub mod migrate;
 pub mod person;
+pub mod probe;
+pub mod route;
 mod row;
 pub mod session;
 pub mod tls;

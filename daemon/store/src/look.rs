@@ -208,7 +208,7 @@ fn missing(what: &str, id: Uuid) -> StoreError {
 }
 
 /// A time as a text in UTC, under its own name.
-fn time(column: &str) -> String {
+pub(crate) fn time(column: &str) -> String {
     format!("to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {column}")
 }
 

@@ -9,6 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 use uuid::Uuid;
 
+use crate::claim::{Durability, durability_name};
 use crate::error::StoreError;
 use crate::session::{Parameters, Session};
 
@@ -37,6 +38,8 @@ pub struct NewJob {
     pub id: Option<Uuid>,
     /// JSON object of texts.
     pub labels: String,
+    /// How safe it has to be before it counts as put in.
+    pub durability: Option<Durability>,
 }
 
 /// What a person decides about a dead letter.
@@ -58,12 +61,14 @@ impl Session {
     pub async fn enqueue(&self, job: &NewJob) -> Result<Uuid, StoreError> {
         let after = job.after.map(milliseconds);
         let timeout = job.timeout.map(milliseconds);
+        let durability = job.durability.map(durability_name);
         let rows = self
             .rows(
                 "enqueue",
                 "SELECT %enqueue(job_type => $1, data => $2::text::jsonb, priority => $3, \
                  run_at => coalesce($4::text::timestamptz, now() + $5 * interval '1 ms', now()), tenant => $6, \
-                 unique_key => $7, max_attempts => $8, timeout => $9 * interval '1 ms', id => $10, labels => $11::text::jsonb)",
+                 unique_key => $7, max_attempts => $8, timeout => $9 * interval '1 ms', id => $10, labels => $11::text::jsonb, \
+                 options => jsonb_strip_nulls(jsonb_build_object('durability', $12::text)))",
                 &[
                     (&job.job_type, Type::TEXT),
                     (&job.data, Type::TEXT),
@@ -76,6 +81,7 @@ impl Session {
                     (&timeout, Type::INT8),
                     (&job.id, Type::UUID),
                     (&job.labels, Type::TEXT),
+                    (&durability, Type::TEXT),
                 ],
             )
             .await?;

@@ -11,8 +11,10 @@ use std::time::Duration;
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, OwnedMutexGuard, mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -20,6 +22,7 @@ use tracing::debug;
 
 use crate::address::{Address, AddressError};
 use crate::error::StoreError;
+use crate::route::{Along, Route};
 use crate::tls::{self, TlsError};
 
 /// How to reach one installation.
@@ -67,6 +70,22 @@ pub struct Db {
     target: Target,
     prefix: Arc<str>,
     tls: Option<MakeRustlsConnect>,
+    route: Route,
+    careful: Arc<Mutex<Option<Session>>>,
+}
+
+/// A session that is used by one at a time and notices a commit that did not wait for its synchronous standby.
+pub struct Careful(OwnedMutexGuard<Option<Session>>);
+
+impl std::ops::Deref for Careful {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        match &*self.0 {
+            Some(session) => session,
+            None => unreachable!("it is there as long as the guard"),
+        }
+    }
 }
 
 /// One connection to one installation. All calls of the daemon are methods of it (see [`crate::worker`]).
@@ -80,6 +99,11 @@ pub struct Session {
     broken: AtomicBool,
     /// Calls that have not come to their end; one that is dropped leaves the server busy with it.
     under_way: AtomicUsize,
+    /// A commit did not wait for the synchronous standby: it was told not to. Of a connection of its own only.
+    unreplicated: Arc<AtomicBool>,
+    route: Option<Route>,
+    /// Of the route, since this session was made.
+    turns: Option<watch::Receiver<u64>>,
 }
 
 enum Link {
@@ -96,15 +120,26 @@ impl Db {
     /// # Errors
     /// TLS files that cannot be used.
     pub fn new(target: &Target, size: usize) -> Result<Self, TargetError> {
+        Self::along(target, size, Route::to_any(target))
+    }
+
+    /// The same, to whichever server `route` leads at the moment. A connection from before it last turned is never lent out.
+    ///
+    /// # Errors
+    /// TLS files that cannot be used.
+    pub fn along(target: &Target, size: usize, route: Route) -> Result<Self, TargetError> {
         let method = ManagerConfig {
             recycling_method: RecyclingMethod::Fast,
         };
         let tls = tls_of(target)?;
-        let manager = match &tls {
-            None => Manager::from_config(target.address.config.clone(), NoTls, method),
-            Some(tls) => Manager::from_config(target.address.config.clone(), tls.clone(), method),
+        let along = Along {
+            route: route.clone(),
+            tls: tls.clone(),
         };
+        let manager = Manager::from_connect(target.address.config.clone(), along, method);
         let settings = session_settings(target);
+        let schema = prefix(&target.schema);
+        let (checked, turned) = (route.clone(), route.clone());
         let bound = target.connect_timeout;
         let pool = Pool::builder(manager)
             .max_size(size.max(1))
@@ -115,13 +150,19 @@ impl Db {
                 recycle: Some(Duration::from_millis(500)),
             })
             .post_create(Hook::async_fn(move |client, _| {
-                let settings = settings.clone();
+                let (settings, route, schema) =
+                    (settings.clone(), checked.clone(), Arc::clone(&schema));
                 Box::pin(async move {
-                    client
-                        .batch_execute(&settings)
-                        .await
-                        .map_err(HookError::Backend)
+                    let settled = client.batch_execute(&settings).await;
+                    settled.map_err(HookError::Backend)?;
+                    route.check(client, &schema).await
                 })
+            }))
+            .pre_recycle(Hook::sync_fn(move |_, metrics| {
+                if turned.is_from_before(metrics.created) {
+                    return Err(HookError::message("it leads to the primary of before"));
+                }
+                Ok(())
             }))
             .build()
             .map_err(|error| TargetError::Pool(error.to_string()))?;
@@ -130,7 +171,26 @@ impl Db {
             target: target.clone(),
             prefix: prefix(&target.schema),
             tls,
+            route,
+            careful: Arc::default(),
         })
+    }
+
+    /// The one connection for statements with [`crate::claim::Durability::Replicated`]; it is made when it is first asked for. A
+    /// connection of the pool does not see the server's warning that a commit went on without its standby.
+    ///
+    /// # Errors
+    /// `Unreachable` within the connect timeout.
+    pub async fn careful(&self) -> Result<Careful, StoreError> {
+        let mut held = Arc::clone(&self.careful).lock_owned().await;
+        if !held.as_ref().is_some_and(Session::is_good) {
+            *held = Some(Self::opened(&self.target, &self.route).await?);
+        }
+        Ok(Careful(held))
+    }
+
+    async fn opened(target: &Target, route: &Route) -> Result<Session, StoreError> {
+        Ok(Session::open_along(target, route).await?.0)
     }
 
     /// A connection from the pool.
@@ -138,7 +198,13 @@ impl Db {
     /// # Errors
     /// `Unreachable` within twice the connect timeout.
     pub async fn session(&self) -> Result<Session, StoreError> {
-        let object = self.pool.get().await.map_err(|error| match error {
+        let mut turns = self.route.turns();
+        let got = tokio::select! {
+            got = self.pool.get() => got,
+            // Whoever is waited for is not the primary any more.
+            _ = turns.changed() => self.pool.get().await,
+        };
+        let object = got.map_err(|error| match error {
             deadpool_postgres::PoolError::Backend(error)
             | deadpool_postgres::PoolError::PostCreateHook(HookError::Backend(error)) => {
                 StoreError::from(error)
@@ -148,6 +214,9 @@ impl Db {
                 self.target.address.servers(),
                 self.target.connect_timeout
             )),
+            deadpool_postgres::PoolError::PostCreateHook(HookError::Message(why)) => {
+                StoreError::ReadOnly(why.into_owned())
+            }
             other => StoreError::Unreachable(other.to_string()),
         })?;
         Ok(Session {
@@ -157,6 +226,9 @@ impl Db {
             tls: self.tls.clone(),
             broken: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
+            unreplicated: Arc::default(),
+            route: Some(self.route.clone()),
+            turns: Some(self.route.turns()),
         })
     }
 
@@ -173,24 +245,46 @@ impl Db {
 }
 
 impl Session {
-    /// A connection of its own, with the notifications of the channels that it comes to listen on.
+    /// A connection of its own to a server that takes writes, with the notifications of the channels that it comes to listen on.
     ///
     /// # Errors
     /// `Unreachable` within the connect timeout.
     pub async fn open(target: &Target) -> Result<(Self, Notifications), StoreError> {
+        Self::open_by(target, &target.address.config, None).await
+    }
+
+    /// The same to where `route` leads, which also says whether a statement that takes too long may be cancelled.
+    ///
+    /// # Errors
+    /// `Unreachable` within the connect timeout.
+    pub async fn open_along(
+        target: &Target,
+        route: &Route,
+    ) -> Result<(Self, Notifications), StoreError> {
+        let config = route.config();
+        Self::open_by(target, &config, Some(route.clone())).await
+    }
+
+    pub(crate) async fn open_by(
+        target: &Target,
+        config: &tokio_postgres::Config,
+        route: Option<Route>,
+    ) -> Result<(Self, Notifications), StoreError> {
         let (sender, receiver) = mpsc::channel(64);
         let tls = tls_of(target).map_err(|error| StoreError::Failed(error.to_string()))?;
-        let config = &target.address.config;
+        let unreplicated = Arc::new(AtomicBool::new(false));
+        let turns = route.as_ref().map(Route::turns);
+        let noticed = Arc::clone(&unreplicated);
         let connecting = async {
             let client = match tls.clone() {
                 None => {
                     let (client, connection) = config.connect(NoTls).await?;
-                    drive(connection, sender);
+                    drop(drive(connection, sender, noticed));
                     client
                 }
                 Some(tls) => {
                     let (client, connection) = config.connect(tls).await?;
-                    drive(connection, sender);
+                    drop(drive(connection, sender, noticed));
                     client
                 }
             };
@@ -213,6 +307,9 @@ impl Session {
             tls,
             broken: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
+            unreplicated,
+            route,
+            turns,
         };
         Ok((session, receiver))
     }
@@ -251,6 +348,21 @@ impl Session {
         }
     }
 
+    /// Whether it leads to a server that is not the primary any more.
+    #[must_use]
+    pub fn is_turned_away(&self) -> bool {
+        let turns = self.turns.as_ref();
+        turns.is_some_and(|turns| turns.has_changed().unwrap_or(true))
+    }
+
+    /// Whether it may still be of use.
+    fn is_good(&self) -> bool {
+        !self.is_turned_away()
+            && !self.client().is_closed()
+            && !self.broken.load(Ordering::Relaxed)
+            && self.under_way.load(Ordering::Relaxed) == 0
+    }
+
     /// The same session with another bound for each statement.
     #[must_use]
     pub fn within(mut self, bound: Duration) -> Self {
@@ -264,9 +376,20 @@ impl Session {
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, StoreError> {
         self.under_way.fetch_add(1, Ordering::Relaxed);
-        let answer = timeout(self.bound, call).await;
+        let answer = tokio::select! {
+            answer = timeout(self.bound, call) => Some(answer),
+            () = turned(self.turns.clone()) => None,
+        };
         self.under_way.fetch_sub(1, Ordering::Relaxed);
+        let Some(answer) = answer else {
+            self.broken.store(true, Ordering::Relaxed);
+            return Err(StoreError::Unreachable(
+                "another server became the primary".to_owned(),
+            ));
+        };
+        let unreplicated = self.unreplicated.swap(false, Ordering::Relaxed);
         let result = match answer {
+            Ok(Ok(_)) if unreplicated => Err(StoreError::Unreplicated(what)),
             Ok(result) => result.map_err(StoreError::from),
             Err(_) => {
                 self.cancel();
@@ -281,8 +404,12 @@ impl Session {
 
     /// Asks the server to stop what it does for us; nobody waits for it.
     fn cancel(&self) {
+        // A commit that waits for its standby is not undone by a cancel but shown without it. The closed connection leaves it waiting.
+        if self.route.as_ref().is_some_and(Route::is_synchronous) {
+            return;
+        }
         let (token, tls, bound) = (self.client().cancel_token(), self.tls.clone(), self.bound);
-        detach(async move {
+        drop(detach(async move {
             let cancelled = async {
                 match tls {
                     None => token.cancel_query(NoTls).await,
@@ -292,7 +419,7 @@ impl Session {
             if timeout(bound, cancelled).await.is_err() {
                 debug!("A cancel request was not answered.");
             }
-        });
+        }));
     }
 }
 
@@ -308,6 +435,16 @@ impl Drop for Session {
             drop(Object::take(object));
         }
     }
+}
+
+/// Waits until the route is turned.
+async fn turned(turns: Option<watch::Receiver<u64>>) {
+    if let Some(mut turns) = turns
+        && turns.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 fn tls_of(target: &Target) -> Result<Option<MakeRustlsConnect>, TlsError> {
@@ -334,7 +471,11 @@ fn prefix(schema: &str) -> Arc<str> {
 }
 
 /// Drives a connection until it ends, handing its notifications on. A receiver that does not keep up loses some: they are hints.
-fn drive<S, T>(mut connection: tokio_postgres::Connection<S, T>, sender: mpsc::Sender<String>)
+pub(crate) fn drive<S, T>(
+    mut connection: tokio_postgres::Connection<S, T>,
+    sender: mpsc::Sender<String>,
+    unreplicated: Arc<AtomicBool>,
+) -> JoinHandle<()>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
@@ -345,6 +486,16 @@ where
                 Some(Ok(AsyncMessage::Notification(notification))) => {
                     let _ = sender.try_send(notification.payload().to_owned());
                 }
+                Some(Ok(AsyncMessage::Notice(notice))) => {
+                    debug!(notice = notice.message(), "The server says something.");
+                    // "canceling wait for synchronous replication", in the server's language; it comes before the answer.
+                    // Warnings of our own functions have the same code.
+                    if *notice.code() == SqlState::WARNING
+                        && !notice.message().starts_with("tenure:")
+                    {
+                        unreplicated.store(true, Ordering::Relaxed);
+                    }
+                }
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     debug!(error = %crate::error::chain(&error), "A connection ended.");
@@ -353,7 +504,7 @@ where
                 None => break,
             }
         }
-    });
+    })
 }
 
 /// Connections drive themselves until they end; there is nothing to wait for.
@@ -361,6 +512,8 @@ where
     clippy::disallowed_methods,
     reason = "ends with its connection, and has nothing to drain"
 )]
-fn detach(task: impl Future<Output = ()> + Send + 'static) {
-    drop(tokio::spawn(task));
+pub(crate) fn detach<T: Send + 'static>(
+    task: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    tokio::spawn(task)
 }

@@ -55,6 +55,19 @@ pub struct BeatAnswer {
     pub lanes: i32,
     /// Jobs given back because their claim's answer was lost.
     pub ghosts: i32,
+    /// What may be claimed.
+    pub gate: Gate,
+}
+
+/// What may be claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// Everything.
+    Open,
+    /// Workers re-attach: what came since the switch.
+    Window,
+    /// Nothing, until a person has decided.
+    Hold,
 }
 
 /// What one sweep did.
@@ -141,7 +154,7 @@ impl Session {
         draining: bool,
         stats: &str,
     ) -> Result<BeatAnswer, StoreError> {
-        let sql = "SELECT workers, revoked, drain, lanes, ghosts FROM %heartbeat($1, $2, $3, $4, $5, $6, \
+        let sql = "SELECT workers, revoked, drain, lanes, ghosts, gate FROM %heartbeat($1, $2, $3, $4, $5, $6, \
                    jsonb_build_object('draining', $7, 'stats', $8))";
         let open: Vec<i64> = open.iter().map(|call| call.0).collect();
         let stats = RawJson(stats.to_owned());
@@ -181,6 +194,11 @@ impl Session {
             drain: get(&row, "drain")?,
             lanes: get(&row, "lanes")?,
             ghosts: get(&row, "ghosts")?,
+            gate: match get(&row, "gate")? {
+                "open" => Gate::Open,
+                "window" => Gate::Window,
+                _ => Gate::Hold,
+            },
         })
     }
 
@@ -300,7 +318,10 @@ impl Session {
     }
 }
 
-fn as_millis<S: serde::Serializer>(length: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn as_millis<S: serde::Serializer>(
+    length: &Duration,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.serialize_i64(millis(*length))
 }
 

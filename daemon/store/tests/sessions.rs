@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_core::ids::{Beat, Call, Epoch, Lane, WorkerId};
 use tenure_store::claim::{ClaimRequest, Mark};
 use tenure_store::error::StoreError;
-use tenure_store::finish::{Answer, EndKind, RunEnd};
+use tenure_store::finish::{Answer, EndKind, Reattach, RunEnd};
 use tenure_store::person::{Decision, NewJob};
 use tenure_store::session::{Db, Session};
 use tenure_store::view::JobFilter;
@@ -77,7 +77,7 @@ async fn the_life_of_a_worker(lab: &Lab) {
         limits: vec![1],
         total: 1,
         max_attempts: vec![3],
-        marks: Vec::new(),
+        ..ClaimRequest::default()
     };
     let claimed = session
         .claim(worker, epoch, Call(1), &request)
@@ -149,7 +149,10 @@ async fn the_life_of_a_worker(lab: &Lab) {
         enqueue: None,
     };
     let items = serde_json::to_string(&[&end]).unwrap();
-    let answers = session.finish(worker, epoch, items.clone()).await.unwrap();
+    let answers = session
+        .finish(worker, epoch, items.clone(), None)
+        .await
+        .unwrap();
     assert_eq!(
         (
             answers[0].token,
@@ -173,19 +176,21 @@ async fn the_life_of_a_worker(lab: &Lab) {
     assert!(matches!(late, StoreError::OtherEpoch(_)), "{late}");
     let now = session.open_epoch(worker, 7).await.unwrap();
     assert_eq!((now.number, now.beat), (8, Some(Beat(1))));
-    let statement = items.replace(r#""kind""#, r#""attempt":1,"call":1,"epoch_no":1,"kind""#);
-    let answers = session
-        .reattach(
-            worker,
-            now.epoch,
-            Beat(1),
-            statement,
-            &[worker],
-            &registration(),
-            &[],
-        )
-        .await
-        .unwrap();
+    let statement = items
+        .trim_matches(['[', ']'])
+        .replace(r#""kind""#, r#""attempt":1,"call":1,"epoch_no":1,"kind""#);
+    let said = Reattach {
+        worker,
+        epoch: now.epoch,
+        beat: Beat(1),
+        roster: &[worker],
+        registration: &registration(),
+        predecessors: &[],
+        held: &[],
+        covers: &[],
+        without_primary: Duration::from_secs(2),
+    };
+    let answers = session.reattach(said, &[statement]).await.unwrap();
     assert_eq!(answers[0].answer, Answer::Done);
     assert_eq!(session.promote(now.epoch).await.unwrap(), (0, None));
     session

@@ -381,6 +381,7 @@ fn handlers() -> Handlers {
         kind: Some(HandlerKind::Noop),
         retry: RetryRule::default(),
         after_lost_commits: None,
+        durability: None,
     });
     Handlers {
         rules: rule.into_iter().collect(),

@@ -13,9 +13,6 @@ use crate::output::{Failure, Report, View};
 pub(super) fn check_config(context: &Context) -> Result<(), Failure> {
     let (settings, sources) =
         config::settings(context.common.config.as_deref(), &context.common.set)?;
-    if settings.handlers.ask_for_rerun() {
-        context.warn(super::run::RERUN);
-    }
     context.output.print(&InForce {
         file: sources.file().map(PathBuf::from),
         settings: config::shown(&settings),

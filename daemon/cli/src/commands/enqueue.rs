@@ -1,11 +1,12 @@
 //! `tenure enqueue`.
 
 use serde::Serialize;
+use tenure_store::claim::Durability;
 use tenure_store::person::NewJob;
 use uuid::Uuid;
 
 use super::{Context, payload, waiting};
-use crate::arguments::EnqueueArguments;
+use crate::arguments::{DurabilityArgument, EnqueueArguments};
 use crate::output::{Failure, Report, View};
 
 /// Puts a job in, and waits for its end if asked.
@@ -22,6 +23,10 @@ pub(super) async fn enqueue(context: &Context, arguments: EnqueueArguments) -> R
         timeout: arguments.timeout,
         id: arguments.id,
         labels: serde_json::Value::from_iter(arguments.labels).to_string(),
+        durability: arguments.durability.map(|durability| match durability {
+            DurabilityArgument::Local => Durability::Local,
+            DurabilityArgument::Replicated => Durability::Replicated,
+        }),
     };
     let session = context.connect().await?;
     let id = session.enqueue(&job).await?;

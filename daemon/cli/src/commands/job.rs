@@ -1,6 +1,7 @@
 //! `tenure job`: list, show, wait, cancel, retry.
 
 use serde::Serialize;
+use tenure_store::cluster::Retried;
 use tenure_store::view::{Attempt, Job, JobFilter, JobLine};
 
 use super::{Acted, Context, waiting};
@@ -22,7 +23,15 @@ pub(super) async fn job(context: &Context, command: JobCommand) -> Result<(), Fa
                 .await?;
             context.output.print(&Acted { id, status })
         }
-        JobCommand::Retry { id } => {
+        JobCommand::Retry {
+            switch: Some(epoch_no),
+            ..
+        } => {
+            let retried = session.retry_switch(epoch_no, &context.who()).await?;
+            context.output.print(&AllRetried(retried))
+        }
+        JobCommand::Retry { id, switch: None } => {
+            let id = id.ok_or_else(|| Failure::failed("the job's id is missing".to_owned()))?;
             let status = session.retry_job(id, &context.who()).await?;
             context.output.print(&Acted { id, status })
         }
@@ -36,6 +45,20 @@ fn filter(arguments: ListArguments) -> JobFilter {
         tenant: arguments.tenant,
         before: None,
         limit: arguments.limit,
+    }
+}
+
+#[derive(Serialize)]
+struct AllRetried(Vec<Retried>);
+
+impl Report for AllRetried {
+    fn view(&self) -> View {
+        let row = |job: &Retried| vec![job.job_id.to_string(), job.answer.clone()];
+        View::Rows(
+            &["ID", "ANSWER"],
+            self.0.iter().map(row).collect(),
+            "In this switch no end was written again.",
+        )
     }
 }
 

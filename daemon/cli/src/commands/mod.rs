@@ -3,6 +3,7 @@
 
 mod bench;
 mod check_config;
+mod cluster;
 mod connection;
 mod dead;
 mod demo;
@@ -63,6 +64,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Job(command) => block_on(job::job(context, command)),
         Command::Dead(command) => block_on(dead::dead(context, command)),
         Command::Worker(command) => block_on(worker::worker(context, command)),
+        Command::Cluster(command) => block_on(cluster::cluster(context, command)),
         Command::Stats => block_on(stats::stats(context)),
         Command::Bench(arguments) => bench::bench(context, &arguments),
         Command::Guard { .. } => Ok(()),

@@ -21,9 +21,6 @@ use crate::{config, logging};
 /// Threads for the work; the heart has its own besides.
 const THREADS: usize = 2;
 
-/// For handlers that ask for it.
-pub(super) const RERUN: &str = "after_lost_commits = \"rerun\" has no effect in this version: a switch that loses commits is not made good yet.";
-
 /// Upper ends of the buckets of durations, in seconds.
 const BUCKETS: [f64; 14] = [
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0,
@@ -60,9 +57,6 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
         tracing::warn!(
             "No handler is configured: this daemon will run no job. Add a [handlers.NAME] section."
         );
-    }
-    if settings.handlers.ask_for_rerun() {
-        tracing::warn!("{RERUN}");
     }
     if settings.database.pooler == Pooler::Transaction && settings.database.direct_url.is_none() {
         tracing::warn!(

@@ -7,14 +7,15 @@ use tenure_core::pattern::{self, Pattern};
 use tenure_core::retry::Policy;
 use tenure_runtime::exec::{Clients, HttpHandler, PrepareError};
 use tenure_runtime::settings::{
-    AfterLostCommits, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, ExecSettings, ExitMeaning,
-    HandlerKind, Handlers, HttpSettings, RetryRule, Rule, Secret,
+    AfterLostCommits, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, Durability, ExecSettings,
+    ExitMeaning, HandlerKind, Handlers, HttpSettings, RetryRule, Rule, Secret,
 };
 
 use super::binary;
 use super::resolve::Check;
 use super::schema::{
-    AfterLostCommitsName, ExecSection, ExitName, HandlerSection, HttpSection, RetrySection,
+    AfterLostCommitsName, DurabilityName, ExecSection, ExitName, HandlerSection, HttpSection,
+    RetrySection,
 };
 
 /// Reads all rules; what is wrong with them goes to `check`.
@@ -43,6 +44,10 @@ pub(crate) fn resolve(
             after_lost_commits: section.after_lost_commits.map(|name| match name {
                 AfterLostCommitsName::Keep => AfterLostCommits::Keep,
                 AfterLostCommitsName::Rerun => AfterLostCommits::Rerun,
+            }),
+            durability: section.durability.map(|name| match name {
+                DurabilityName::Local => Durability::Local,
+                DurabilityName::Replicated => Durability::Replicated,
             }),
         });
     }

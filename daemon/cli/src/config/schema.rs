@@ -106,6 +106,7 @@ pub(crate) struct HandlerSection {
     pub(crate) noop: Option<NoopSection>,
     pub(crate) retry: RetrySection,
     pub(crate) after_lost_commits: Option<AfterLostCommitsName>,
+    pub(crate) durability: Option<DurabilityName>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -156,6 +157,13 @@ pub(crate) struct RetrySection {
     pub(crate) max_attempts: Option<Count>,
     pub(crate) delay: Option<Span>,
     pub(crate) max_delay: Option<Span>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DurabilityName {
+    Local,
+    Replicated,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

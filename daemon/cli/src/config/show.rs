@@ -108,6 +108,7 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
             "max_delay": retry.max_delay.map(span),
         },
         "after_lost_commits": match handler.after_lost_commits { AfterLostCommits::Keep => "keep", AfterLostCommits::Rerun => "rerun" },
+        "durability": handler.durability,
     })
 }
 

@@ -123,6 +123,10 @@ impl From<StoreError> for Failure {
                 let hint = "try again; if it stays so, check the server";
                 (Exit::Unreachable, "unreachable", Some(hint.to_owned()))
             }
+            StoreError::Unreplicated(_) => {
+                let hint = "repeat it with the same --id: it is put in once";
+                (Exit::Failed, "unreplicated", Some(hint.to_owned()))
+            }
             StoreError::Failed(_) => (Exit::Failed, "failed", None),
         };
         Self {

@@ -168,6 +168,21 @@ impl Keeper {
         }
     }
 
+    /// Who this worker is, also while it re-attaches.
+    #[must_use]
+    pub fn identity(&self) -> Option<WorkerId> {
+        match self.standing {
+            Standing::Member { worker, .. } | Standing::Rejoining { worker, .. } => Some(worker),
+            Standing::Joining(_) | Standing::Clearing => None,
+        }
+    }
+
+    /// The last beat that was sent.
+    #[must_use]
+    pub fn last_beat(&self) -> Beat {
+        self.last_beat
+    }
+
     /// How many claim calls are neither answered nor given up: they may still bring jobs.
     #[must_use]
     pub fn unanswered_claims(&self) -> usize {
@@ -266,16 +281,11 @@ impl Keeper {
             } => out.extend(self.refused(now, worker, epoch, refusal)),
             Event::ClaimAnswered { call, jobs } => {
                 if self.calls.answer(call, jobs.len()) {
-                    self.jobs.extend(jobs.into_iter().map(|(job, token)| {
-                        (
-                            token,
-                            Held {
-                                job,
-                                call,
-                                state: State::Waiting,
-                            },
-                        )
-                    }));
+                    for (job, token) in jobs {
+                        // A token comes once; were it to come again, its handler would be forgotten.
+                        let state = State::Waiting;
+                        self.jobs.entry(token).or_insert(Held { job, call, state });
+                    }
                 } else if !jobs.is_empty() {
                     self.beat_now(now);
                 }

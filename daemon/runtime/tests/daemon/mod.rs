@@ -39,6 +39,7 @@ fn settings(server: &Server, concurrency: u32) -> Settings {
         kind: Some(HandlerKind::Noop),
         retry: RetryRule::default(),
         after_lost_commits: None,
+        durability: None,
     };
     Settings {
         database: Database {

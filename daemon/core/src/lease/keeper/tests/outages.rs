@@ -1,4 +1,4 @@
-//! While there is no primary.
+//! While there is no primary, and what random events have found.
 use super::*;
 
 fn other_epoch() -> Event {
@@ -49,4 +49,19 @@ fn a_primary_that_was_found_is_spoken_to_at_once() {
     assert_eq!(keeper.on(at(2), Event::BeatNow), [again]);
     // Not while an answer is out.
     assert_eq!(keeper.on(at(2), Event::BeatNow), []);
+}
+
+/// Found by `invariants_hold_for_any_events`.
+#[test]
+fn a_token_that_comes_twice_is_one_job() {
+    let mut keeper = member();
+    let calls = [keeper.claim(at(0)).unwrap(), keeper.claim(at(0)).unwrap()];
+    for call in calls {
+        let jobs = vec![(job(1), token(4))];
+        keeper.on(at(0), Event::ClaimAnswered { call, jobs });
+        keeper.try_start(at(0), token(4));
+    }
+    assert_eq!(keeper.live.len(), 1);
+    let kills = keeper.on(at(20), Event::Tick);
+    assert!(matches!(&kills[..], [Command::Kill { tokens, .. }, ..] if tokens == &[token(4)]));
 }

@@ -1,0 +1,220 @@
+//! How the heart makes this worker known: at first, and in each new epoch.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use tenure_core::ids::{Beat, Epoch, Token, WorkerId};
+use tenure_core::time::Mono;
+use tenure_store::error::StoreError;
+use tenure_store::finish::{Answer, Covers, EndAnswer, Reattach};
+use tenure_store::session::Session;
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use crate::dispatch::Note;
+use crate::events;
+use crate::heart::{Heard, Heart, Link};
+use crate::held::Statement;
+use crate::journal::Legacy;
+
+/// The other workers beat at once when they hear of a new one, and then it may claim; it looks again after these times.
+const ADMITTED: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(250),
+    Duration::from_secs(1),
+];
+
+impl Heart {
+    /// Becomes a worker, and takes over from those that this process or the last one in `state_dir` was.
+    pub(crate) async fn register(
+        &self,
+        link: &RefCell<Link>,
+        heard: &mpsc::Sender<Heard>,
+        asked_at: Mono,
+    ) -> Result<(), StoreError> {
+        let session = self.session(link, heard).await?;
+        let (worker, epoch, epoch_no) = self.make_known(link, &session).await?;
+        let rerun = self.succeed(link, &session, worker, epoch).await?;
+        self.listen(&session, worker).await?;
+        let mut now = link.borrow_mut();
+        now.registered = None;
+        now.epoch_no = epoch_no;
+        let left = std::mem::take(&mut now.legacy.answered);
+        // Should it have to become another worker, that one succeeds this.
+        now.legacy = Legacy {
+            workers: vec![worker],
+            ..Legacy::default()
+        };
+        drop(now);
+        let (sent, _) = self.leases.beats();
+        let left = left.into_iter().map(|(_, end)| end).collect();
+        self.ends.registered(worker, left, sent);
+        self.status.confirmed(asked_at);
+        events::registered(worker, epoch_no);
+        self.leases
+            .registered(worker, epoch, epoch_no, asked_at, &[], &rerun);
+        self.note(Note::Registered);
+        self.ends.nudge();
+        let notes = self.notes.clone();
+        drop(tokio::task::spawn_local(async move {
+            for wait in ADMITTED {
+                tokio::time::sleep(wait).await;
+                let _ = notes.try_send(Note::Woken);
+            }
+        }));
+        Ok(())
+    }
+
+    /// Registers, unless an earlier try got as far and only what comes after it failed: each registration is a worker that
+    /// others count on.
+    async fn make_known(
+        &self,
+        link: &RefCell<Link>,
+        session: &Session,
+    ) -> Result<(WorkerId, Epoch, i64), StoreError> {
+        let before = link.borrow_mut().registered.take();
+        let known = match before {
+            Some(known) => known,
+            None => {
+                let worker = WorkerId(Uuid::new_v4());
+                let (epoch, epoch_no) = session.register(worker, &self.registration).await?;
+                (worker, epoch, epoch_no)
+            }
+        };
+        link.borrow_mut().registered = Some(known);
+        Ok(known)
+    }
+
+    /// Says what its predecessors had ended. Answers with the runs among it that have to be given back.
+    async fn succeed(
+        &self,
+        link: &RefCell<Link>,
+        session: &Session,
+        worker: WorkerId,
+        epoch: Epoch,
+    ) -> Result<Vec<Token>, StoreError> {
+        let (predecessors, seen) = {
+            let now = link.borrow();
+            (now.legacy.workers.clone(), now.epoch_no)
+        };
+        let ends = self.ends.all();
+        let Some(last) = predecessors.last() else {
+            return Ok(Vec::new());
+        };
+        // Beats are counted on over all that one process was, and the journal's are those of the last worker in it.
+        let found = session.open_epoch(*last, seen).await?.beat;
+        let mut said: Vec<String> = ends.iter().map(Statement::hold).collect();
+        let (covers_from, ago) = self.ends.covers();
+        let covers = {
+            let now = link.borrow();
+            let lacks = |beat: &Beat| found.is_none_or(|found| *beat > found);
+            let answered = now.legacy.answered.iter();
+            said.extend(
+                answered
+                    .filter(|(beat, _)| lacks(beat))
+                    .map(|(_, end)| end.again()),
+            );
+            Covers {
+                worker: *last,
+                from: covers_from.max(now.legacy.covers_from),
+                ago,
+                predecessor: true,
+            }
+        };
+        said.extend(self.ends.after(found));
+        let reattach = Reattach {
+            worker,
+            epoch,
+            beat: Beat(0),
+            roster: &[],
+            registration: &self.registration,
+            predecessors: &predecessors,
+            held: &ends.iter().map(|end| end.end.token).collect::<Vec<_>>(),
+            covers: &[covers],
+            without_primary: Duration::ZERO,
+        };
+        let answers = session.reattach(reattach, &said).await?;
+        let (_, rerun) = sorted(&answers)?;
+        tracing::info!(
+            ends = ends.len(),
+            again = said.len() - ends.len(),
+            "Takes over from the worker that this process, or the last one in state_dir, was."
+        );
+        Ok(rerun)
+    }
+
+    /// Says all in a new epoch.
+    pub(crate) async fn reattach(
+        &self,
+        link: &RefCell<Link>,
+        heard: &mpsc::Sender<Heard>,
+        worker: WorkerId,
+        asked_at: Mono,
+    ) -> Result<(), StoreError> {
+        let session = self.session(link, heard).await?;
+        let seen = link.borrow().epoch_no;
+        let now = session.open_epoch(worker, seen).await?;
+        let (running, beat, roster) = self.leases.holds();
+        let ends = self.ends.all();
+        let again = self.ends.after(now.beat);
+        let held: Vec<Token> = running
+            .iter()
+            .map(|held| held.token())
+            .chain(ends.iter().map(|end| end.end.token))
+            .collect();
+        let counts = (running.len(), ends.len(), again.len());
+        let mut said = again;
+        said.extend(running.iter().map(|held| held.hold()));
+        said.extend(ends.iter().map(Statement::hold));
+        let (from, ago) = self.ends.covers();
+        let reattach = Reattach {
+            worker,
+            epoch: now.epoch,
+            beat,
+            roster: &roster,
+            registration: &self.registration,
+            predecessors: &[],
+            held: &held,
+            covers: &[Covers {
+                worker,
+                from,
+                ago,
+                predecessor: false,
+            }],
+            without_primary: self.lookout.outage(),
+        };
+        let answers = session.reattach(reattach, &said).await?;
+        let (lost, rerun) = sorted(&answers)?;
+        self.lookout.forget_outage();
+        let mut state = link.borrow_mut();
+        state.epoch_no = now.number;
+        state.report = Some(now.number);
+        drop(state);
+        self.ends.moved(self.leases.beats().0);
+        self.status.confirmed(asked_at);
+        let stopped = lost.len() + rerun.len();
+        events::reattached(worker, now.number, counts.0, counts.1, counts.2, stopped);
+        self.leases
+            .registered(worker, now.epoch, now.number, asked_at, &lost, &rerun);
+        self.note(Note::Registered);
+        self.ends.nudge();
+        Ok(())
+    }
+}
+
+/// The leases that are gone, whose handlers must stop and whose ends are history; and the runs that have to be given back.
+fn sorted(answers: &[EndAnswer]) -> Result<(Vec<Token>, Vec<Token>), StoreError> {
+    let of = |wanted| {
+        answers
+            .iter()
+            .filter(move |answer| answer.answer == wanted)
+            .map(|answer| answer.token)
+    };
+    match of(Answer::Busy).next() {
+        // Everything has to be said again, in one piece: what is not named is taken for given up.
+        Some(_) => Err(StoreError::Repeat(
+            "a job is locked by another transaction".into(),
+        )),
+        None => Ok((of(Answer::Stop).collect(), of(Answer::Rerun).collect())),
+    }
+}

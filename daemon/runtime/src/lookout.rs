@@ -1,0 +1,288 @@
+//! The look-out: finds the primary, and tells who has to know.
+//!
+//! It runs on the heart's thread. All hosts are probed at each beat, and several times a second while there is no primary; what
+//! follows from a round is said by the pure [`Primaries`]. It turns the route of the pool, makes the keeper beat or re-attach at
+//! once, and confirms the leases while it is proven that no server is a primary.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::ids::Beat;
+use tenure_core::lease::event::Event;
+use tenure_core::primary::{Finding, Primaries, Sight};
+use tenure_core::time::Mono;
+use tenure_store::error::StoreError;
+use tenure_store::probe::{Prober, Shown};
+use tenure_store::route::Route;
+use tenure_store::session::Target;
+use tokio::sync::Notify;
+
+use crate::clock;
+use crate::ends::Ends;
+use crate::events;
+use crate::leases::Leases;
+use crate::status::Status;
+use crate::tasks::random;
+
+/// Between rounds while there is no primary: in the first minute, and then.
+const OFTEN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(500));
+const A_MINUTE: Duration = Duration::from_secs(60);
+/// So many rounds in a row without a primary are an outage; before, it may only be slow.
+const MISSES: u32 = 2;
+
+/// Where the connections lead.
+#[derive(Debug, Clone)]
+pub(crate) struct Routes {
+    /// Those of the heart, to the hosts that are probed.
+    pub direct: Route,
+    /// Those of the pool. The same, unless a pooler with an address of its own stands before the servers.
+    pub pool: Route,
+    /// The address of that pooler.
+    pub pooler: Option<Target>,
+}
+
+/// See the module.
+pub(crate) struct Lookout {
+    /// The hosts.
+    pub target: Target,
+    /// What is turned.
+    pub routes: Routes,
+    /// Learns of proofs, of a primary that was found, and of an epoch that is over.
+    pub leases: Arc<Leases>,
+    /// Learns what the other servers have.
+    pub ends: Arc<Ends>,
+    /// How it goes.
+    pub status: Arc<Status>,
+    /// System and highest timeline that an earlier process has seen.
+    pub highest: Option<(i64, i32)>,
+    /// Somebody has a reason to look now.
+    pub look: Notify,
+    /// What the last round has shown.
+    pub state: RefCell<State>,
+}
+
+/// What the last rounds have shown.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The primary, by the last round.
+    found: bool,
+    /// Since when rounds have shown none, and how many.
+    without: Option<(Mono, u32)>,
+    /// The longest time without one since the last re-attach.
+    longest: Duration,
+    /// How the hosts are, for a person.
+    hosts: String,
+    told: Told,
+}
+
+/// What a person has been told and need not be told again.
+#[derive(Debug, Default)]
+struct Told {
+    without: bool,
+    two: bool,
+    foreign: Option<usize>,
+    highest: Option<(i64, i32)>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            found: false,
+            without: None,
+            longest: Duration::ZERO,
+            hosts: "no host has been asked yet".to_owned(),
+            told: Told::default(),
+        }
+    }
+}
+
+impl Lookout {
+    /// Looks out for ever. `changed` is called when connections from before are of no use.
+    pub(crate) async fn run(&self, changed: impl Fn()) {
+        let mut prober = Prober::new(&self.target);
+        let mut primaries = Primaries::new(prober.hosts(), self.highest);
+        loop {
+            let sent = clock::now();
+            let member = self.leases.identity();
+            let shown = prober.round(member).await;
+            let now = clock::now();
+            let sights: Vec<Sight> = shown.iter().map(|shown| shown.sight.clone()).collect();
+            let (_, confirmed) = self.leases.beats();
+            let finding = primaries.on(sent, now, &sights, confirmed);
+            if finding.none_anywhere {
+                self.leases.on(Event::NoPrimary { asked_at: sent });
+            }
+            self.note_hosts(&prober, &shown);
+            match finding.primary {
+                Some(host) => {
+                    if finding.changed {
+                        self.turn(host, primaries.highest());
+                        changed();
+                    }
+                    self.follow(&shown[host], finding.changed);
+                    self.note_safe(host, &sights);
+                    self.note_found(now, &prober.name(host), finding.changed);
+                    self.note_highest(primaries.highest());
+                }
+                None => self.note_missed(now),
+            }
+            self.warn(&prober, &finding);
+            self.pause().await;
+        }
+    }
+
+    /// Whether there is a primary to speak to.
+    ///
+    /// # Errors
+    /// `Unreachable`, with what the hosts are instead.
+    pub(crate) fn found(&self) -> Result<(), StoreError> {
+        let state = self.state.borrow();
+        if state.found {
+            return Ok(());
+        }
+        Err(StoreError::Unreachable(format!(
+            "there is no primary ({})",
+            state.hosts
+        )))
+    }
+
+    /// For how long there was no primary, the longest time since [`Lookout::forget_outage`].
+    pub(crate) fn outage(&self) -> Duration {
+        self.state.borrow().longest
+    }
+
+    /// The outage has been reported.
+    pub(crate) fn forget_outage(&self) {
+        self.state.borrow_mut().longest = Duration::ZERO;
+    }
+
+    async fn pause(&self) {
+        let calm = self.leases.limits().beat_every();
+        let wait = match self.state.borrow().without {
+            None => calm,
+            Some((since, _)) if clock::now() - since < A_MINUTE => OFTEN.0.min(calm),
+            Some(_) => OFTEN.1.min(calm),
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait.mul_f64(0.9 + random() * 0.2)) => {}
+            () = self.look.notified() => {}
+        }
+    }
+
+    fn turn(&self, host: usize, highest: Option<(i64, i32)>) {
+        let Routes {
+            direct,
+            pool,
+            pooler,
+        } = &self.routes;
+        direct.turn(&self.target, Some(host), highest);
+        if let Some(pooler) = pooler {
+            pool.turn(pooler, None, highest);
+        }
+    }
+
+    /// The keeper learns at once what the primary shows, and need not wait for its next beat.
+    fn follow(&self, shown: &Shown, changed: bool) {
+        let Some(shows) = shown.epoch else {
+            return;
+        };
+        self.routes.direct.set_synchronous(shows.synchronous);
+        self.routes.pool.set_synchronous(shows.synchronous);
+        match self.leases.member() {
+            Some((worker, epoch)) if shows.epoch != epoch || shows.current == Some(false) => {
+                let over = StoreError::OtherEpoch("the primary is in another epoch".to_owned());
+                self.leases.failed(worker, epoch, &over);
+            }
+            _ if changed || !self.state.borrow().found => self.leases.on(Event::BeatNow),
+            _ => {}
+        }
+    }
+
+    /// What every other host shows, no switch between these can lose.
+    fn note_safe(&self, primary: usize, sights: &[Sight]) {
+        let beats = sights
+            .iter()
+            .enumerate()
+            .filter(|(host, _)| *host != primary)
+            .map(|(_, sight)| match sight {
+                Sight::Standby(facts) => facts.beat.unwrap_or(Beat(0)),
+                Sight::Away | Sight::Primary(_) | Sight::ReadOnly => Beat(0),
+            });
+        self.ends.proven(beats.min());
+    }
+
+    fn note_hosts(&self, prober: &Prober, shown: &[Shown]) {
+        let hosts = shown.iter().enumerate().map(|(host, shown)| {
+            let is = match &shown.sight {
+                Sight::Away => "is away",
+                Sight::Primary(_) => "takes writes",
+                Sight::Standby(_) => "is a standby",
+                Sight::ReadOnly => "is set to read only",
+            };
+            format!("{} {is}", prober.name(host))
+        });
+        self.state.borrow_mut().hosts = hosts.collect::<Vec<_>>().join(", ");
+        for shown in shown {
+            if let Some(error) = &shown.error {
+                tracing::debug!(error, "A probe found nobody.");
+            }
+        }
+    }
+
+    fn note_found(&self, now: Mono, name: &str, changed: bool) {
+        let mut state = self.state.borrow_mut();
+        let first = !std::mem::replace(&mut state.found, true);
+        let outage = state.without.take().map(|(since, _)| now - since);
+        state.longest = state.longest.max(outage.unwrap_or_default());
+        let told = std::mem::take(&mut state.told.without);
+        drop(state);
+        self.status.primary(true);
+        if first || changed || told {
+            events::primary_found(name, outage.filter(|_| told));
+        }
+    }
+
+    fn note_missed(&self, now: Mono) {
+        let mut state = self.state.borrow_mut();
+        let (_, misses) = state.without.get_or_insert((now, 0));
+        *misses += 1;
+        if *misses < MISSES {
+            return;
+        }
+        state.found = false;
+        let told = std::mem::replace(&mut state.told.without, true);
+        let hosts = state.hosts.clone();
+        drop(state);
+        self.status.primary(false);
+        if !told {
+            events::primary_lost(&hosts);
+        }
+    }
+
+    fn note_highest(&self, highest: Option<(i64, i32)>) {
+        let told = &mut self.state.borrow_mut().told.highest;
+        if *told != highest
+            && let Some((system, timeline)) = highest
+        {
+            self.ends.seen(system, timeline);
+        }
+        *told = highest;
+    }
+
+    fn warn(&self, prober: &Prober, finding: &Finding) {
+        let stale = finding.stale.zip(finding.primary);
+        let two = finding.two.or(stale);
+        let told = &mut self.state.borrow_mut().told;
+        if two.is_some() != told.two {
+            told.two = two.is_some();
+            events::two_primaries(two.map(|(one, other)| (prober.name(one), prober.name(other))));
+        }
+        if told.foreign != finding.foreign {
+            told.foreign = finding.foreign;
+            if let Some(host) = finding.foreign {
+                events::foreign_server(&prober.name(host));
+            }
+        }
+    }
+}

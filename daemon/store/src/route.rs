@@ -1,0 +1,166 @@
+//! Where the pool connects to: the primary of the moment.
+//!
+//! Whoever finds the primary turns the route; connections from before are then not lent out any more, and new ones go to the new
+//! server. Until it was first turned it leads to whichever host of the address takes writes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use deadpool_postgres::{ClientWrapper, HookError};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use uuid::Uuid;
+
+use crate::session::{Target, drive};
+
+/// See the module. All copies lead to the same server.
+#[derive(Clone, Debug)]
+pub struct Route(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    lead: Mutex<Lead>,
+    synchronous: AtomicBool,
+    /// How often it was turned.
+    turns: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct Lead {
+    config: Config,
+    turned_at: Instant,
+    /// System and timeline; connections to one of a lower timeline are refused.
+    server: Option<(i64, i32)>,
+}
+
+impl Route {
+    /// To any host of the target that takes writes.
+    #[must_use]
+    pub fn to_any(target: &Target) -> Self {
+        Self(Arc::new(Shared {
+            lead: Mutex::new(Lead {
+                config: target.address.config.clone(),
+                turned_at: now(),
+                server: None,
+            }),
+            synchronous: AtomicBool::new(false),
+            turns: watch::Sender::new(0),
+        }))
+    }
+
+    /// From now on to this host of the target, which is of that system and timeline; `None`: to any that takes writes, where the
+    /// hosts are not those that were looked at. What is under way on connections from before ends.
+    pub fn turn(&self, target: &Target, host: Option<usize>, server: Option<(i64, i32)>) {
+        *self.lead() = Lead {
+            config: host.map_or_else(
+                || target.address.config.clone(),
+                |host| target.address.at(host).config,
+            ),
+            turned_at: now(),
+            server,
+        };
+        self.0.turns.send_modify(|turns| *turns += 1);
+    }
+
+    /// Sees the next turn.
+    pub(crate) fn turns(&self) -> watch::Receiver<u64> {
+        let mut turns = self.0.turns.subscribe();
+        turns.mark_unchanged();
+        turns
+    }
+
+    /// Whether the server has synchronous standbys.
+    pub fn set_synchronous(&self, synchronous: bool) {
+        self.0.synchronous.store(synchronous, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_synchronous(&self) -> bool {
+        self.0.synchronous.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        self.lead().config.clone()
+    }
+
+    /// Whether a connection that was made then may lead elsewhere.
+    pub(crate) fn is_from_before(&self, created: Instant) -> bool {
+        created < self.lead().turned_at
+    }
+
+    /// Refuses a connection to a server of a timeline from before the last switch: the name may have led to it.
+    pub(crate) async fn check(
+        &self,
+        client: &ClientWrapper,
+        prefix: &str,
+    ) -> Result<(), HookError> {
+        let Some((system, timeline)) = self.lead().server else {
+            return Ok(());
+        };
+        let sql = format!("SELECT system_id, timeline FROM {prefix}probe($1)");
+        let rows = client
+            .query_typed(&sql, &[(&Uuid::nil(), Type::UUID)])
+            .await
+            .map_err(HookError::Backend)?;
+        let row = rows.first();
+        let at = |column| row.map_or(Ok(None), |row| row.try_get::<_, Option<i64>>(column));
+        let found = row.map_or(Ok(None), |row| row.try_get::<_, Option<i32>>("timeline"));
+        let (of, found) = (
+            at("system_id").map_err(HookError::Backend)?,
+            found.map_err(HookError::Backend)?,
+        );
+        if of == Some(system) && found.is_some_and(|found| found < timeline) {
+            return Err(HookError::message(
+                "it was the primary before the last switch and does not know it",
+            ));
+        }
+        Ok(())
+    }
+
+    fn lead(&self) -> MutexGuard<'_, Lead> {
+        self.0.lead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "compared with the pool's own note of when it made a connection"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Makes the pool's connections.
+pub(crate) struct Along {
+    pub(crate) route: Route,
+    pub(crate) tls: Option<MakeRustlsConnect>,
+}
+
+impl deadpool_postgres::Connect for Along {
+    fn connect(
+        &self,
+        _: &Config,
+    ) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
+        let (config, tls) = (self.route.config(), self.tls.clone());
+        async move {
+            // Nobody listens on these.
+            let (nobody, _) = mpsc::channel(1);
+            Ok(match tls {
+                None => {
+                    let (client, connection) = config.connect(NoTls).await?;
+                    (client, drive(connection, nobody, Arc::default()))
+                }
+                Some(tls) => {
+                    let (client, connection) = config.connect(tls).await?;
+                    (client, drive(connection, nobody, Arc::default()))
+                }
+            })
+        }
+        .boxed()
+    }
+}
