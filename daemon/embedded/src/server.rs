@@ -1,7 +1,8 @@
 //! A server, from its options to its end.
 //!
 //! States: running (it accepts connections), frozen, or down after [`Server::stop_fast`] or [`Server::kill9`].
-//! [`Server::restart`] leads from all of them back to running, with the same data and the same port.
+//! [`Server::restart`] leads from all of them back to running, with the same data and the same port. What only clusters know,
+//! standbys and restored backups, is in `standby.rs` and `backup.rs`.
 
 use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
@@ -55,13 +56,13 @@ impl Options {
 #[derive(Debug)]
 pub struct Server {
     // Fields are dropped in this order: the process before its folders.
-    postmaster: Option<Postmaster>,
-    installation: Installation,
-    account: Account,
-    settings: Vec<(String, String)>,
-    port: u16,
-    data_dir: PathBuf,
-    folder: TempDir,
+    pub(crate) postmaster: Option<Postmaster>,
+    pub(crate) installation: Installation,
+    pub(crate) account: Account,
+    pub(crate) settings: Vec<(String, String)>,
+    pub(crate) port: u16,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) folder: TempDir,
 }
 
 impl Server {
@@ -98,21 +99,12 @@ impl Server {
             data_dir,
             folder,
         };
-        if options.port != 0 {
+        if options.port == 0 {
+            server.launch_on_a_free_port()?;
+        } else {
             server.launch()?;
-            return Ok(server);
         }
-        // A port that was free a moment ago may have been taken.
-        let mut tries = 0;
-        loop {
-            server.port = free_port()?;
-            match server.launch() {
-                Err(Error::Failed { log, .. }) if tries < 5 && log.contains("could not bind") => {
-                    tries += 1;
-                }
-                result => return result.map(|()| server),
-            }
-        }
+        Ok(server)
     }
 
     /// `postgres://user@127.0.0.1:port/database`. Names must not need escaping.
@@ -155,6 +147,12 @@ impl Server {
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.postmaster.as_ref().map(Postmaster::pid)
+    }
+
+    /// One of PostgreSQL's programs, such as `pg_dump`, to be run as the server's user.
+    #[must_use]
+    pub fn program(&self, name: &str) -> Command {
+        self.account.command(&self.installation.program(name))
     }
 
     /// Logs in as the superuser, over the Unix socket.
@@ -223,7 +221,21 @@ impl Server {
         self.launch()
     }
 
-    fn launch(&mut self) -> Result<(), Error> {
+    pub(crate) fn launch_on_a_free_port(&mut self) -> Result<(), Error> {
+        // A port that was free a moment ago may have been taken.
+        let mut tries = 0;
+        loop {
+            self.port = free_port()?;
+            match self.launch() {
+                Err(Error::Failed { log, .. }) if tries < 5 && log.contains("could not bind") => {
+                    tries += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    pub(crate) fn launch(&mut self) -> Result<(), Error> {
         let (log, start) = self.open_log()?;
         let temporary = self.folder.path();
         let mut postmaster = Postmaster::spawn(self.command(), &log, temporary)?;
@@ -253,11 +265,20 @@ impl Server {
             }
             None => format!("was not ready after {} seconds", START_LIMIT.as_secs()),
         };
-        Err(Error::Failed {
+        Err(self.failure(what, start))
+    }
+
+    /// That something did not happen, with the end of the log.
+    pub(crate) fn failed(&self, what: String) -> Error {
+        self.failure(what, 0)
+    }
+
+    fn failure(&self, what: String, since: u64) -> Error {
+        Error::Failed {
             data_dir: self.data_dir.clone(),
             what,
-            log: self.log_since(start),
-        })
+            log: self.log_since(since),
+        }
     }
 
     fn command(&self) -> Command {
