@@ -74,7 +74,8 @@ fn pgbouncer() -> Command {
     command
 }
 
-fn free_port() -> u16 {
+/// A port that nobody listens on now.
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     listener
         .local_addr()
