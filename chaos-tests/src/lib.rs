@@ -19,6 +19,7 @@
 mod cluster;
 mod daemon;
 mod lab;
+mod plan;
 mod pooler;
 mod producers;
 mod proxy;
@@ -28,9 +29,10 @@ pub mod verdict;
 mod watch;
 mod witness;
 
-pub use cluster::{Cluster, Plan, Route};
+pub use cluster::Cluster;
 pub use daemon::Daemon;
 pub use lab::{Lab, PATIENCE, UNFINISHED, enqueue_many};
+pub use plan::{Plan, Route};
 pub use pooler::Pooler;
 pub use proxy::Proxy;
 pub use random::Random;

@@ -141,8 +141,10 @@ fn enqueue_one(
     port: u16,
 ) -> Result<(), SqlError> {
     let job_type = random.choose(mix).clone();
+    // Some pass by all that waits, so that of what was enqueued last some was claimed.
+    let priority = if random.below(3) == 0 { -1 } else { 0 };
     let rows = sql.run(&format!(
-        "SELECT tenure.enqueue('{job_type}', max_attempts => 1000)"
+        "SELECT tenure.enqueue('{job_type}', priority => {priority}, max_attempts => 1000)"
     ))?;
     if let Some(id) = rows.into_iter().flatten().flatten().next() {
         notes.write(&id, &job_type, port);

@@ -2,8 +2,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ struct State {
     blocked: AtomicBool,
     /// How many connections there were.
     opened: AtomicUsize,
+    /// Both ends of each connection that there was.
+    ends: Mutex<Vec<TcpStream>>,
     /// What these first connections send arrives never.
     swallowed: AtomicUsize,
 }
@@ -73,6 +75,15 @@ impl Proxy {
         self.state.port.store(port, SeqCst);
     }
 
+    /// Ends all connections that there are.
+    pub fn cut(&self) {
+        let mut ends = self.state.ends.lock().expect("nothing panics with it");
+        for end in ends.drain(..) {
+            // Over already, maybe.
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Holds everything back, new connections too, or lets it go on where it was.
     pub fn block(&self, blocked: bool) {
         self.state.blocked.store(blocked, SeqCst);
@@ -92,6 +103,13 @@ fn carry(client: &TcpStream, number: usize, state: &Arc<State>) {
     let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, state.port.load(SeqCst))) else {
         return;
     };
+    if let (Ok(one), Ok(other)) = (client.try_clone(), server.try_clone()) {
+        state
+            .ends
+            .lock()
+            .expect("nothing panics with it")
+            .extend([one, other]);
+    }
     for (from, to) in [(client, &server), (&server, client)] {
         if let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) {
             let state = Arc::clone(state);

@@ -60,6 +60,7 @@ pub struct Server {
     pub(crate) installation: Installation,
     pub(crate) account: Account,
     pub(crate) settings: Vec<(String, String)>,
+    pub(crate) environment: Vec<(String, String)>,
     pub(crate) port: u16,
     pub(crate) data_dir: PathBuf,
     pub(crate) folder: TempDir,
@@ -95,6 +96,7 @@ impl Server {
             installation,
             account,
             settings,
+            environment: Vec::new(),
             port: options.port,
             data_dir,
             folder,
@@ -147,6 +149,11 @@ impl Server {
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.postmaster.as_ref().map(Postmaster::pid)
+    }
+
+    /// Variables of the environment for its processes, from the next start on.
+    pub fn set_environment(&mut self, environment: Vec<(String, String)>) {
+        self.environment = environment;
     }
 
     /// One of PostgreSQL's programs, such as `pg_dump`, to be run as the server's user.
@@ -293,6 +300,7 @@ impl Server {
             ("log_line_prefix", "%m [%p] %a ".to_owned()),
         ];
         let mut command = self.account.command(&self.installation.program("postgres"));
+        command.envs(self.environment.iter().map(|(key, value)| (key, value)));
         command.arg("-D").arg(&self.data_dir);
         let given = self
             .settings

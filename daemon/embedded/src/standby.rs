@@ -54,6 +54,7 @@ impl Server {
             installation: self.installation.clone(),
             account: self.account.clone(),
             settings: self.settings.clone(),
+            environment: self.environment.clone(),
             port: 0,
             data_dir: folder.path().join("data"),
             folder,
