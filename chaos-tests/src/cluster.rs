@@ -8,12 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tenure_embedded::Server;
+use tenure_embedded::{Options, Server, free_port};
 
 use crate::daemon::Daemon;
 use crate::lab::{Lab, UNFINISHED};
 use crate::plan::{Plan, way};
-use crate::pooler::free_port;
 use crate::producers::{Notes, Producers};
 use crate::proxy::Proxy;
 use crate::random::Random;
@@ -65,7 +64,7 @@ impl<'a> Cluster<'a> {
     pub fn start(scenario: &'a str, plan: Plan<'a>) -> Self {
         let seed = Random::seed();
         let random = Random::new(seed);
-        let primary = Lab::server(Server::cluster_settings());
+        let primary = Server::start(Self::options()).expect("PostgreSQL starts");
         let others: Vec<Server> = thread::scope(|scope| {
             let started = [(); 2].map(|()| scope.spawn(|| primary.standby()));
             started
@@ -77,7 +76,7 @@ impl<'a> Cluster<'a> {
         let (url, proxies) = way(plan.route, &ports);
         let mut lab = Lab::on(primary, url);
         lab.add_handlers(plan.handlers);
-        let api: Vec<u16> = NAMES.iter().map(|_| free_port()).collect();
+        let api = free_ports();
         let members = NAMES
             .iter()
             .zip(&api)
@@ -110,6 +109,14 @@ impl<'a> Cluster<'a> {
             fault: None,
             unreplicated: None,
         }
+    }
+
+    /// How its servers are started.
+    #[must_use]
+    pub fn options() -> Options {
+        let mut options = Lab::options();
+        options.settings.extend(Server::cluster_settings());
+        options
     }
 
     /// Lets producers enqueue, and waits until jobs run, more wait, and the standbys have all of it.
@@ -328,13 +335,16 @@ impl<'a> Cluster<'a> {
 
     /// Waits until a job that the present primary has taken since it is one has ended, and so have those from before.
     pub fn until_all_flows(&mut self) {
-        let last = self.switches.last().cloned().unwrap_or_default();
+        let (port, since) = match self.switches.last() {
+            Some(switch) => (switch.port, switch.writable),
+            None => (self.lab.server.port(), uptime()),
+        };
         self.lab.wait_for(|| {
             let new: BTreeSet<String> = self
                 .notes
                 .read()
                 .into_iter()
-                .filter(|enqueue| enqueue.at >= last.writable && enqueue.port == last.port)
+                .filter(|enqueue| enqueue.at >= since && enqueue.port == port)
                 .map(|enqueue| enqueue.id)
                 .collect();
             let lines = self.lab.witnesses();
@@ -417,4 +427,13 @@ fn daemon(lab: &Lab, name: &str, set: &[String]) -> Daemon {
 
 fn streams(server: &Server) -> bool {
     server.pid().is_some() && server.is_standby().unwrap_or(false)
+}
+
+/// One for each daemon.
+fn free_ports() -> Vec<u16> {
+    let mut ports = BTreeSet::new();
+    while ports.len() < NAMES.len() {
+        ports.insert(free_port().expect("a port is free"));
+    }
+    ports.into_iter().collect()
 }

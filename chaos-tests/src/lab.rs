@@ -36,22 +36,20 @@ impl Lab {
     /// Starts a server and migrates its database by `tenure migrate up`.
     #[must_use]
     pub fn start() -> Self {
-        let server = Self::server(Vec::new());
+        let server = Server::start(Self::options()).expect("PostgreSQL starts");
         let url = server.url("app", "postgres");
         Self::on(server, url)
     }
 
-    /// A server as labs have it, with further settings.
-    pub(crate) fn server(mut settings: Vec<(String, String)>) -> Server {
-        settings.extend(
-            [("deadlock_timeout", "200ms"), ("max_connections", "60")]
-                .map(|(key, value)| (key.to_owned(), value.to_owned())),
-        );
-        let options = Options {
-            settings,
+    /// How its server is started.
+    pub(crate) fn options() -> Options {
+        let settings = [("deadlock_timeout", "200ms"), ("max_connections", "60")];
+        Options {
+            settings: settings
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .to_vec(),
             ..Options::for_tests()
-        };
-        Server::start(options).expect("PostgreSQL starts")
+        }
     }
 
     /// Makes the database on `server` and migrates it by `tenure migrate up`. Daemons and commands find it at `url`.

@@ -78,9 +78,8 @@ fn another_system_identifier() {
         .unwrap();
     let options = |port| Options {
         data_dir: Some(home.path().join("pg")),
-        settings: Server::cluster_settings(),
         port,
-        ..Options::for_tests()
+        ..Cluster::options()
     };
     let new = Server::start(options(0)).unwrap();
     // Nobody writes any more.

@@ -21,6 +21,7 @@ mod backup;
 mod error;
 mod installation;
 mod leash;
+mod port;
 mod postmaster;
 mod processes;
 mod server;
@@ -30,6 +31,7 @@ mod storage;
 
 pub use backup::Backup;
 pub use error::Error;
+pub use port::free_port;
 pub use server::{Options, Server};
 pub use sql::{Row, Sql, SqlError};
 pub use standby::Followed;

@@ -5,9 +5,7 @@
 //! standbys and restored backups, is in `standby.rs` and `backup.rs`.
 
 use std::fs::{File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Seek, SeekFrom};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +16,7 @@ use tempfile::TempDir;
 
 use crate::account::Account;
 use crate::installation::Installation;
+use crate::port::free_port;
 use crate::postmaster::Postmaster;
 use crate::{Error, Sql, SqlError, processes, storage};
 
@@ -337,24 +336,4 @@ impl Server {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(15)..].join("\n")
     }
-}
-
-/// A free port below those that the system gives to outgoing connections. One of these could sit on the port while the
-/// server is down, and a client that tries to reach the port can even be connected to itself.
-fn free_port() -> Result<u16, Error> {
-    const FIRST: u16 = 20_000;
-    const COUNT: u16 = 12_000;
-    // A new RandomState is a source of random numbers that needs no crate.
-    let random = RandomState::new().hash_one(());
-    let start = u16::try_from(random % u64::from(COUNT)).unwrap_or_default();
-    let mut last = None;
-    for step in 0..100 {
-        let port = FIRST + (start + step) % COUNT;
-        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-            Ok(_) => return Ok(port),
-            Err(error) => last = Some(error),
-        }
-    }
-    let none = last.unwrap_or_else(|| std::io::ErrorKind::AddrInUse.into());
-    Err(Error::io("find a free port on 127.0.0.1")(none))
 }
