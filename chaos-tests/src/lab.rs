@@ -1,6 +1,6 @@
 //! A server, a migrated database, daemons, and what can be asked about them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tenure_embedded::{Options, Row, Server, Sql};
 
 use crate::daemon::Daemon;
-use crate::verdict::{Shown, judge};
+use crate::verdict::{Fault, Shown, judge};
 use crate::witness::{Line, What, read};
 
 /// How long a state may take to come about on a slow machine.
@@ -24,8 +24,10 @@ pub const UNFINISHED: &str = "SELECT count(*) FROM tenure.jobs WHERE status <> '
 /// See the module. Everything in it ends when it is dropped.
 #[derive(Debug)]
 pub struct Lab {
-    /// The server; its database is `app`.
+    /// The server; its database is `app`. Of a cluster, the present primary.
     pub server: Server,
+    url: String,
+    handlers: String,
     dir: TempDir,
     binary: File,
 }
@@ -34,15 +36,28 @@ impl Lab {
     /// Starts a server and migrates its database by `tenure migrate up`.
     #[must_use]
     pub fn start() -> Self {
+        let server = Server::start(Self::options()).expect("PostgreSQL starts");
+        let url = server.url("app", "postgres");
+        Self::on(server, url)
+    }
+
+    /// How its server is started.
+    pub(crate) fn options() -> Options {
         let settings = [("deadlock_timeout", "200ms"), ("max_connections", "60")];
-        let options = Options {
+        Options {
             settings: settings
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .to_vec(),
             ..Options::for_tests()
-        };
+        }
+    }
+
+    /// Makes the database on `server` and migrates it by `tenure migrate up`. Daemons and commands find it at `url`.
+    pub(crate) fn on(server: Server, url: String) -> Self {
         let lab = Self {
-            server: Server::start(options).expect("PostgreSQL starts"),
+            server,
+            url,
+            handlers: String::new(),
             dir: tempfile::tempdir().expect("there is room for files"),
             binary: File::open(binary()).expect("the binary can be read"),
         };
@@ -69,9 +84,32 @@ impl Lab {
     pub fn tenure(&self, arguments: &[&str]) -> Output {
         self.command()
             .args(arguments)
-            .env("TENURE_DATABASE__URL", self.server.url("app", "postgres"))
+            .env("TENURE_DATABASE__URL", &self.url)
             .output()
             .expect("the binary runs")
+    }
+
+    /// Where daemons and commands find the database.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Lets daemons and commands find the database elsewhere from now on.
+    pub fn set_url(&mut self, url: String) {
+        self.url = url;
+    }
+
+    /// More handlers, as TOML, for all daemons started from now on. `{witness}` in it is the command of the witness.
+    pub fn add_handlers(&mut self, toml: &str) {
+        self.handlers += &toml.replace("{witness}", &self.witness());
+    }
+
+    /// The witness as a command in TOML.
+    fn witness(&self) -> String {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("handlers/witness.sh");
+        let (journal, url) = (self.path("witnesses"), &self.url);
+        format!("[\"sh\", {script:?}, {journal:?}, {url:?}]")
     }
 
     /// Starts a daemon. `set` overrides its configuration, as `--set` does: short leases, the witness for all of its job
@@ -130,18 +168,17 @@ impl Lab {
     }
 
     fn configuration(&self, name: &str) -> String {
-        let witness = Path::new(env!("CARGO_MANIFEST_DIR")).join("handlers/witness.sh");
         let reveal = Path::new(env!("CARGO_MANIFEST_DIR")).join("handlers/reveal.sh");
-        let (url, journal) = (self.server.url("app", "postgres"), self.path("witnesses"));
-        let handlers: String = ["ticks", "stubborn", "exit", "assassin"]
+        let (url, witness, more) = (&self.url, self.witness(), &self.handlers);
+        let handlers: String = ["ticks", "stubborn", "exit", "assassin", "parent"]
             .map(|kind| {
                 format!(
-                    "[handlers.\"{kind}-*\"]\nexec = {{ command = [\"sh\", {witness:?}, {journal:?}], kill_grace = \"500ms\" }}\nretry = {{ delay = \"1s\" }}\n"
+                    "[handlers.\"{kind}-*\"]\nexec = {{ command = {witness}, kill_grace = \"500ms\" }}\nretry = {{ delay = \"1s\" }}\n"
                 )
             })
             .concat();
         format!(
-            "{handlers}[handlers.reveal]\nexec = {{ command = [\"sh\", {reveal:?}] }}\n[handlers.\"noop*\"]\nnoop = {{}}\n\
+            "{handlers}{more}[handlers.reveal]\nexec = {{ command = [\"sh\", {reveal:?}] }}\n[handlers.\"noop*\"]\nnoop = {{}}\n\
              [database]\nurl = {url:?}\n[worker]\nname = {name:?}\nconcurrency = 6\nlease_ttl = \"8s\"\nheartbeat = \"1s\"\n\
              [api]\nlisten = \"off\"\n[log]\nformat = \"text\"\n"
         )
@@ -287,15 +324,24 @@ impl Lab {
     /// # Panics
     /// When there is a fault.
     pub fn assert_sound(&self, acknowledged: &[String]) {
-        let shown: BTreeMap<String, Shown> = self
-            .rows("SELECT id, status, result ->> 'token' FROM tenure.jobs WHERE job_type ~ '^(ticks|stubborn|assassin)-'")
+        let faults = judge(&self.witnesses(), acknowledged, &self.shown());
+        self.assert_none(&faults);
+        self.assert_consistent();
+    }
+
+    /// What the database shows of the witnesses' jobs.
+    pub(crate) fn shown(&self) -> BTreeMap<String, Shown> {
+        self.rows("SELECT id, status, result ->> 'token' FROM tenure.jobs WHERE job_type ~ '^(ticks|stubborn|assassin|parent|effects)-'")
             .into_iter()
             .map(|row| match <[Option<String>; 3]>::try_from(row) {
                 Ok([Some(id), Some(status), token]) => (id, Shown { status, token }),
                 other => panic!("{other:?}"),
             })
-            .collect();
-        let faults = judge(&self.witnesses(), acknowledged, &shown);
+            .collect()
+    }
+
+    /// Panics with what is wrong, if there is anything, and the end of each daemon's log.
+    pub(crate) fn assert_none(&self, faults: &BTreeSet<Fault>) {
         let list: Vec<String> = faults.iter().take(20).map(ToString::to_string).collect();
         assert!(
             faults.is_empty(),
@@ -304,6 +350,10 @@ impl Lab {
             list.join("\n"),
             self.logs()
         );
+    }
+
+    /// Checks that each job stands in one state, and that nothing has locked itself out.
+    pub(crate) fn assert_consistent(&self) {
         let both = self.value(
             "SELECT count(*) FROM tenure.job FULL JOIN (SELECT id, count(*) AS states FROM (SELECT id FROM tenure.ready UNION ALL \
              SELECT id FROM tenure.later UNION ALL SELECT id FROM tenure.blocked UNION ALL SELECT id FROM tenure.lease UNION ALL \

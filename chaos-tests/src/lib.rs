@@ -4,6 +4,8 @@
 //! own configuration. Their handlers are witnesses (`handlers/witness.sh`): all write to one file. The [`verdict`] is
 //! computed from that file, from the enqueues that were acknowledged and from what the database shows, never from logs.
 //!
+//! A [`Cluster`] is a lab whose server has standbys: there the primary changes, and each run ends in a [`Report`].
+//!
 //! Everything waits for states, with one long patience, and fails by panicking, as assertions do.
 #![allow(
     clippy::unwrap_used,
@@ -14,15 +16,26 @@
     reason = "a rig fails by panicking, and measures by the clock on the wall"
 )]
 
+mod cluster;
 mod daemon;
 mod lab;
+mod plan;
 mod pooler;
+mod producers;
 mod proxy;
+mod random;
+mod report;
 pub mod verdict;
+mod watch;
 mod witness;
 
+pub use cluster::Cluster;
 pub use daemon::Daemon;
 pub use lab::{Lab, PATIENCE, UNFINISHED, enqueue_many};
+pub use plan::{Plan, Route};
 pub use pooler::Pooler;
 pub use proxy::Proxy;
-pub use witness::{Line, What, read};
+pub use random::Random;
+pub use report::{Report, Times};
+pub use watch::Said;
+pub use witness::{Line, What, read, uptime};

@@ -1,10 +1,11 @@
 //! PgBouncer in transaction mode, between daemons and a server.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use nix::unistd::Uid;
+use tenure_embedded::free_port;
 
 use crate::lab::Lab;
 
@@ -19,7 +20,7 @@ impl Pooler {
     /// Starts one with two connections to the lab's database.
     #[must_use]
     pub fn start(lab: &Lab) -> Self {
-        let port = free_port();
+        let port = free_port().expect("a port is free");
         let config = lab.path("pgbouncer.ini");
         let text = format!(
             "[databases]\napp = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
@@ -72,12 +73,4 @@ fn pgbouncer() -> Command {
         "pgbouncer",
     ]);
     command
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
-    listener
-        .local_addr()
-        .expect("a listener has an address")
-        .port()
 }

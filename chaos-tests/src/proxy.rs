@@ -2,8 +2,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -16,12 +16,25 @@ pub struct Proxy {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Where new connections go.
+    port: AtomicU16,
     /// Nothing moves; what was sent arrives later.
     blocked: AtomicBool,
     /// How many connections there were.
     opened: AtomicUsize,
+    /// Both ends of each connection that there was.
+    ends: Mutex<Vec<TcpStream>>,
     /// What these first connections send arrives never.
     swallowed: AtomicUsize,
+}
+
+impl State {
+    /// Returns when things move.
+    fn wait(&self) {
+        while self.blocked.load(SeqCst) {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 impl Proxy {
@@ -30,20 +43,16 @@ impl Proxy {
     pub fn to(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
         let address = listener.local_addr().expect("a listener has an address");
-        let state = Arc::new(State::default());
+        let state = Arc::new(State {
+            port: port.into(),
+            ..State::default()
+        });
         let shared = Arc::clone(&state);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let number = shared.opened.fetch_add(1, SeqCst);
-                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
-                    continue;
-                };
-                for (from, to) in [(&client, &server), (&server, &client)] {
-                    if let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) {
-                        let state = Arc::clone(&shared);
-                        thread::spawn(move || pump(from, to, number, &state));
-                    }
-                }
+                let state = Arc::clone(&shared);
+                thread::spawn(move || carry(&client, number, &state));
             }
         });
         Self { address, state }
@@ -53,6 +62,26 @@ impl Proxy {
     #[must_use]
     pub fn url(&self, database: &str, user: &str) -> String {
         format!("postgres://{user}@{}/{database}", self.address)
+    }
+
+    /// Where to connect to.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Leads new connections to another port. Those that there are stay where they are.
+    pub fn point_to(&self, port: u16) {
+        self.state.port.store(port, SeqCst);
+    }
+
+    /// Ends all connections that there are.
+    pub fn cut(&self) {
+        let mut ends = self.state.ends.lock().expect("nothing panics with it");
+        for end in ends.drain(..) {
+            // Over already, maybe.
+            let _ = end.shutdown(Shutdown::Both);
+        }
     }
 
     /// Holds everything back, new connections too, or lets it go on where it was.
@@ -68,12 +97,33 @@ impl Proxy {
     }
 }
 
+/// Leads one connection to the server. While nothing moves, nobody is told either whether there is one.
+fn carry(client: &TcpStream, number: usize, state: &Arc<State>) {
+    state.wait();
+    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, state.port.load(SeqCst))) else {
+        return;
+    };
+    if let (Ok(one), Ok(other)) = (client.try_clone(), server.try_clone()) {
+        state
+            .ends
+            .lock()
+            .expect("nothing panics with it")
+            .extend([one, other]);
+    }
+    for (from, to) in [(client, &server), (&server, client)] {
+        if let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) {
+            let state = Arc::clone(state);
+            thread::spawn(move || pump(from, to, number, &state));
+        }
+    }
+}
+
 fn pump(mut from: TcpStream, mut to: TcpStream, number: usize, state: &State) {
     let mut buffer = vec![0; 1 << 16];
-    while let Ok(length) = from.read(&mut buffer) {
-        while state.blocked.load(SeqCst) {
-            thread::sleep(Duration::from_millis(20));
-        }
+    loop {
+        // A connection that broke is at its end too.
+        let length = from.read(&mut buffer).unwrap_or_default();
+        state.wait();
         let swallow = number < state.swallowed.load(SeqCst);
         if length == 0 && !swallow {
             break;

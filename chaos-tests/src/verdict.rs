@@ -5,6 +5,8 @@ use std::fmt;
 
 use crate::witness::{Line, What};
 
+pub mod switches;
+
 /// What the database shows of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
@@ -27,6 +29,8 @@ pub enum Fault {
     StartedTwice(String, String),
     /// It was run again after the run that completed it.
     RunAfterOutcome(String),
+    /// It was run again, by this token, though a living daemon held or had finished it.
+    Twice(String, String),
     /// It is completed by a run that never came to its end.
     CompletedWithoutEnd(String),
 }
@@ -41,6 +45,9 @@ impl fmt::Display for Fault {
             }
             Self::StartedTwice(job, token) => write!(f, "job {job}: run {token} started twice"),
             Self::RunAfterOutcome(job) => write!(f, "job {job} ran again after its outcome"),
+            Self::Twice(job, token) => {
+                write!(f, "job {job} of a living daemon was run again by {token}")
+            }
             Self::CompletedWithoutEnd(job) => {
                 write!(f, "job {job} is completed, but that run did not end")
             }
@@ -60,15 +67,7 @@ pub fn judge(
     shown: &BTreeMap<String, Shown>,
 ) -> BTreeSet<Fault> {
     let mut faults = overlaps(lines);
-    let mut last_started: BTreeMap<&str, &str> = BTreeMap::new();
-    let mut ended: BTreeSet<&str> = BTreeSet::new();
-    for line in lines {
-        match line.what {
-            What::Start => drop(last_started.insert(&line.job, &line.token)),
-            What::Tick => {}
-            What::End => drop(ended.insert(&line.token)),
-        }
-    }
+    faults.extend(completions(lines, shown));
     for job in acknowledged {
         match shown.get(job) {
             None => faults.insert(Fault::Lost(job.clone())),
@@ -77,6 +76,21 @@ pub fn judge(
             }
             Some(_) => false,
         };
+    }
+    faults
+}
+
+/// Completions by a run that did not end, or that was not the last one.
+fn completions(lines: &[Line], shown: &BTreeMap<String, Shown>) -> BTreeSet<Fault> {
+    let mut faults = BTreeSet::new();
+    let mut last_started: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut ended: BTreeSet<&str> = BTreeSet::new();
+    for line in lines {
+        match line.what {
+            What::Start => drop(last_started.insert(&line.job, &line.token)),
+            What::Tick => {}
+            What::End => drop(ended.insert(&line.token)),
+        }
     }
     for (job, is) in shown.iter().filter(|(_, is)| is.status == "completed") {
         let by = is.token.as_deref().unwrap_or_default();
@@ -123,7 +137,7 @@ mod tests {
         let lines: Vec<String> = events
             .split(", ")
             .map(|event| match event.split(' ').collect::<Vec<_>>()[..] {
-                [what, job, token, pid] => format!("{what} {job} 1 {token} {pid} 0.0"),
+                [what, job, token, pid] => format!("{what} {job} 1 {token} {pid} 0.0 9"),
                 _ => panic!("{event}"),
             })
             .collect();

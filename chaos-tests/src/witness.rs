@@ -1,4 +1,7 @@
-//! What the handlers wrote.
+//! What the handlers wrote, and the clock by which they wrote it.
+
+use std::fs;
+use std::time::Duration;
 
 /// The moment of a handler's life that a line is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +27,26 @@ pub struct Line {
     pub token: String,
     /// The handler's process.
     pub pid: i32,
+    /// When, as [`uptime`].
+    pub at: Duration,
+    /// The process that the handler had as its parent then: its daemon, while that lives.
+    pub parent: i32,
+}
+
+/// The time since this machine started, to a hundredth of a second. No step of a clock moves it, and it is the same for all
+/// processes.
+///
+/// # Panics
+/// Where there is no /proc.
+#[must_use]
+pub fn uptime() -> Duration {
+    let text = fs::read_to_string("/proc/uptime").expect("/proc is there");
+    let seconds = text.split(' ').next().and_then(moment);
+    seconds.expect("the first word is a time")
+}
+
+fn moment(seconds: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds.parse().ok()?).ok()
 }
 
 /// Reads the file of the witnesses.
@@ -50,8 +73,9 @@ fn parse(line: &str) -> Option<Line> {
         attempt: words.next()?.parse().ok()?,
         token: words.next()?.to_owned(),
         pid: words.next()?.parse().ok()?,
+        at: moment(words.next()?)?,
+        parent: words.next()?.parse().ok()?,
     };
-    let _uptime: f64 = words.next()?.parse().ok()?;
     words.next().is_none().then_some(parsed)
 }
 
@@ -60,11 +84,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_clock_goes_forward() {
+        let first = uptime();
+        assert!(first > Duration::ZERO && uptime() >= first);
+    }
+
+    #[test]
     fn a_line_is_read_as_written() {
-        let lines = read("start j 1 t 42 7.01\nend j 1 t 42 7.35\n");
+        let lines = read("start j 1 t 42 7.01 9\nend j 1 t 42 7.35 9\n");
         assert_eq!(lines[0].what, What::Start);
         assert_eq!((lines[1].job.as_str(), lines[1].attempt), ("j", 1));
         assert_eq!((lines[1].token.as_str(), lines[1].pid), ("t", 42));
+        assert_eq!(
+            (lines[1].at, lines[1].parent),
+            (Duration::from_millis(7350), 9)
+        );
     }
 
     #[test]
@@ -73,8 +107,10 @@ mod tests {
             "",
             "start",
             "start j 1 t 42",
+            "start j 1 t 42 7.0",
             "start j 1 t 42 7.0 x",
-            "begin j 1 t 42 7.0",
+            "start j 1 t 42 7.0 9 x",
+            "begin j 1 t 42 7.0 9",
             "tick j 1 t 42 tick",
         ] {
             assert_eq!(parse(torn), None, "{torn}");

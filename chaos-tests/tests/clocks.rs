@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use chaos_tests::{Lab, UNFINISHED, What};
 
 /// Debian's package `faketime`.
-fn libfaketime() -> PathBuf {
+pub(crate) fn libfaketime() -> PathBuf {
     fs::read_dir("/usr/lib")
         .unwrap()
         .map(|entry| entry.unwrap().path().join("faketime/libfaketimeMT.so.1"))

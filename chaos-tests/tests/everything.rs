@@ -4,7 +4,7 @@ use std::env;
 use std::thread;
 use std::time::Duration;
 
-use chaos_tests::{Daemon, Lab, UNFINISHED, enqueue_many};
+use chaos_tests::{Daemon, Lab, Random, UNFINISHED, enqueue_many};
 use nix::sys::signal::Signal;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -16,18 +16,6 @@ enum State {
     Up,
     Frozen,
     Down,
-}
-
-/// Numbers that are the same for the same seed (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
 }
 
 struct World {
@@ -128,7 +116,7 @@ fn start(lab: &Lab, index: usize) -> Daemon {
 }
 
 fn play(seed: u64) {
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut random = Random::new(seed);
     let mut world = World::start();
     for step in 0..STEPS {
         world.enqueue(&mut random);

@@ -16,3 +16,4 @@ mod outages;
 mod persons;
 mod storm;
 mod surroundings;
+mod switches;

@@ -1,12 +1,11 @@
 //! A server, from its options to its end.
 //!
 //! States: running (it accepts connections), frozen, or down after [`Server::stop_fast`] or [`Server::kill9`].
-//! [`Server::restart`] leads from all of them back to running, with the same data and the same port.
+//! [`Server::restart`] leads from all of them back to running, with the same data and the same port. What only clusters know,
+//! standbys and restored backups, is in `standby.rs` and `backup.rs`.
 
 use std::fs::{File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Seek, SeekFrom};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +16,7 @@ use tempfile::TempDir;
 
 use crate::account::Account;
 use crate::installation::Installation;
+use crate::port::free_port;
 use crate::postmaster::Postmaster;
 use crate::{Error, Sql, SqlError, processes, storage};
 
@@ -55,13 +55,14 @@ impl Options {
 #[derive(Debug)]
 pub struct Server {
     // Fields are dropped in this order: the process before its folders.
-    postmaster: Option<Postmaster>,
-    installation: Installation,
-    account: Account,
-    settings: Vec<(String, String)>,
-    port: u16,
-    data_dir: PathBuf,
-    folder: TempDir,
+    pub(crate) postmaster: Option<Postmaster>,
+    pub(crate) installation: Installation,
+    pub(crate) account: Account,
+    pub(crate) settings: Vec<(String, String)>,
+    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) port: u16,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) folder: TempDir,
 }
 
 impl Server {
@@ -94,25 +95,17 @@ impl Server {
             installation,
             account,
             settings,
+            environment: Vec::new(),
             port: options.port,
             data_dir,
             folder,
         };
-        if options.port != 0 {
+        if options.port == 0 {
+            server.launch_on_a_free_port()?;
+        } else {
             server.launch()?;
-            return Ok(server);
         }
-        // A port that was free a moment ago may have been taken.
-        let mut tries = 0;
-        loop {
-            server.port = free_port()?;
-            match server.launch() {
-                Err(Error::Failed { log, .. }) if tries < 5 && log.contains("could not bind") => {
-                    tries += 1;
-                }
-                result => return result.map(|()| server),
-            }
-        }
+        Ok(server)
     }
 
     /// `postgres://user@127.0.0.1:port/database`. Names must not need escaping.
@@ -155,6 +148,17 @@ impl Server {
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.postmaster.as_ref().map(Postmaster::pid)
+    }
+
+    /// Variables of the environment for its processes, from the next start on.
+    pub fn set_environment(&mut self, environment: Vec<(String, String)>) {
+        self.environment = environment;
+    }
+
+    /// One of PostgreSQL's programs, such as `pg_dump`, to be run as the server's user.
+    #[must_use]
+    pub fn program(&self, name: &str) -> Command {
+        self.account.command(&self.installation.program(name))
     }
 
     /// Logs in as the superuser, over the Unix socket.
@@ -223,7 +227,21 @@ impl Server {
         self.launch()
     }
 
-    fn launch(&mut self) -> Result<(), Error> {
+    pub(crate) fn launch_on_a_free_port(&mut self) -> Result<(), Error> {
+        // A port that was free a moment ago may have been taken.
+        let mut tries = 0;
+        loop {
+            self.port = free_port()?;
+            match self.launch() {
+                Err(Error::Failed { log, .. }) if tries < 5 && log.contains("could not bind") => {
+                    tries += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    pub(crate) fn launch(&mut self) -> Result<(), Error> {
         let (log, start) = self.open_log()?;
         let temporary = self.folder.path();
         let mut postmaster = Postmaster::spawn(self.command(), &log, temporary)?;
@@ -253,11 +271,20 @@ impl Server {
             }
             None => format!("was not ready after {} seconds", START_LIMIT.as_secs()),
         };
-        Err(Error::Failed {
+        Err(self.failure(what, start))
+    }
+
+    /// That something did not happen, with the end of the log.
+    pub(crate) fn failed(&self, what: String) -> Error {
+        self.failure(what, 0)
+    }
+
+    fn failure(&self, what: String, since: u64) -> Error {
+        Error::Failed {
             data_dir: self.data_dir.clone(),
             what,
-            log: self.log_since(start),
-        })
+            log: self.log_since(since),
+        }
     }
 
     fn command(&self) -> Command {
@@ -272,6 +299,7 @@ impl Server {
             ("log_line_prefix", "%m [%p] %a ".to_owned()),
         ];
         let mut command = self.account.command(&self.installation.program("postgres"));
+        command.envs(self.environment.iter().map(|(key, value)| (key, value)));
         command.arg("-D").arg(&self.data_dir);
         let given = self
             .settings
@@ -308,24 +336,4 @@ impl Server {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(15)..].join("\n")
     }
-}
-
-/// A free port below those that the system gives to outgoing connections. One of these could sit on the port while the
-/// server is down, and a client that tries to reach the port can even be connected to itself.
-fn free_port() -> Result<u16, Error> {
-    const FIRST: u16 = 20_000;
-    const COUNT: u16 = 12_000;
-    // A new RandomState is a source of random numbers that needs no crate.
-    let random = RandomState::new().hash_one(());
-    let start = u16::try_from(random % u64::from(COUNT)).unwrap_or_default();
-    let mut last = None;
-    for step in 0..100 {
-        let port = FIRST + (start + step) % COUNT;
-        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-            Ok(_) => return Ok(port),
-            Err(error) => last = Some(error),
-        }
-    }
-    let none = last.unwrap_or_else(|| std::io::ErrorKind::AddrInUse.into());
-    Err(Error::io("find a free port on 127.0.0.1")(none))
 }

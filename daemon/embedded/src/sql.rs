@@ -20,8 +20,22 @@ pub struct Sql {
     stream: Box<dyn Stream>,
 }
 
-trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
+trait Stream: Read + Write + Send {
+    /// How long an answer is waited for; `None` is for ever.
+    fn limit(&self, limit: Option<Duration>) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.set_read_timeout(limit)
+    }
+}
+
+impl Stream for UnixStream {
+    fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.set_read_timeout(limit)
+    }
+}
 
 /// Why a statement or a log-in failed.
 #[derive(Debug, thiserror::Error)]
@@ -60,13 +74,23 @@ impl SqlError {
 impl Sql {
     /// Logs in over 127.0.0.1. Fails with [`SqlError::Connection`] when the server does not answer within 5 seconds.
     pub fn connect(port: u16, database: &str, user: &str) -> Result<Self, SqlError> {
-        let stream =
-            TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), LOGIN_TIMEOUT)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(LOGIN_TIMEOUT))?;
-        let sql = Self::log_in(stream.try_clone()?, database, user)?;
-        stream.set_read_timeout(None)?;
+        let sql = Self::connect_within(LOGIN_TIMEOUT, port, database, user)?;
+        sql.stream.limit(None)?;
         Ok(sql)
+    }
+
+    /// The same with a limit of one's own, which stays: no answer takes longer. After one that would have, the connection is of no
+    /// more use.
+    pub fn connect_within(
+        limit: Duration,
+        port: u16,
+        database: &str,
+        user: &str,
+    ) -> Result<Self, SqlError> {
+        let stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), limit)?;
+        stream.set_nodelay(true)?;
+        stream.limit(Some(limit))?;
+        Self::log_in(stream, database, user)
     }
 
     /// The same over the Unix socket in `socket_dir`.
@@ -77,9 +101,9 @@ impl Sql {
         user: &str,
     ) -> Result<Self, SqlError> {
         let stream = UnixStream::connect(socket_dir.join(format!(".s.PGSQL.{port}")))?;
-        stream.set_read_timeout(Some(LOGIN_TIMEOUT))?;
-        let sql = Self::log_in(stream.try_clone()?, database, user)?;
-        stream.set_read_timeout(None)?;
+        stream.limit(Some(LOGIN_TIMEOUT))?;
+        let sql = Self::log_in(stream, database, user)?;
+        sql.stream.limit(None)?;
         Ok(sql)
     }
 

@@ -171,7 +171,24 @@ fn init(
     run(&mut initdb)
 }
 
-fn run(command: &mut Command) -> Result<(), Error> {
+/// Removes all that is in `folder`, which may be one in which only we may make folders.
+pub(crate) fn empty(folder: &Path) -> Result<(), Error> {
+    let remove = || {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() && !path.is_symlink() {
+                fs::remove_dir_all(path)?;
+            } else {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    };
+    remove().map_err(Error::io(format!("empty {}", folder.display())))
+}
+
+/// Runs a helper program to its end.
+pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
         .output()

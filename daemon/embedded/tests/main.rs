@@ -95,6 +95,18 @@ fn settings_win_over_ours() {
 }
 
 #[test]
+fn an_environment_is_that_of_the_next_start() {
+    let mut server = server();
+    server.set_environment(vec![("LC_MESSAGES".to_owned(), "C".to_owned())]);
+    server.restart().unwrap();
+    let environment = std::fs::read(format!("/proc/{}/environ", server.pid().unwrap()));
+    // Where we may not look into processes of others, it is enough that it started.
+    if let Ok(environment) = environment {
+        assert!(String::from_utf8_lossy(&environment).contains("LC_MESSAGES=C"));
+    }
+}
+
+#[test]
 fn what_committed_survives_kill_and_restart_on_the_same_port() {
     let mut server = server();
     let port = server.port();
