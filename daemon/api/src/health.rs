@@ -57,7 +57,7 @@ mod tests {
         assert!(!Readiness::of(&status, LIMIT).ready);
         status.confirmed(Mono::from_millis(guard::now_ms()));
         assert!(Readiness::of(&status, LIMIT).ready);
-        status.trouble(tenure_runtime::status::Part::Heart, &"refused");
+        status.trouble(tenure_runtime::status::Part::Start, &"refused");
         assert!(
             Readiness::of(&status, LIMIT).ready,
             "a short trouble is no reason to take work away"

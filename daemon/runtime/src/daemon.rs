@@ -214,6 +214,7 @@ impl Daemon {
                     status: Arc::clone(&self.status),
                     highest: legacy.highest,
                     look: Notify::new(),
+                    looked: Notify::new(),
                     state: RefCell::default(),
                 },
                 registration: self.registration(),
@@ -380,9 +381,12 @@ impl Daemon {
     ) -> Result<bool, DaemonError> {
         loop {
             match self.look().await {
-                Ok(()) => return Ok(true),
+                Ok(()) => {
+                    self.status.fine(Part::Start);
+                    return Ok(true);
+                }
                 Err(MigrateError::Store(error)) if error.breaks_connection() => {
-                    self.status.trouble(Part::Heart, &error);
+                    self.status.trouble(Part::Start, &error);
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -245,7 +245,7 @@ impl Heart {
         if let Some(session) = link.borrow().session.clone() {
             return Ok(session);
         }
-        self.lookout.found()?;
+        self.lookout.found().await?;
         let Lookout { target, routes, .. } = &self.lookout;
         let (session, notifications) = Session::open_along(target, &routes.direct).await?;
         if session.is_turned_away() {

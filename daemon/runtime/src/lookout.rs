@@ -58,6 +58,8 @@ pub(crate) struct Lookout {
     pub highest: Option<(i64, i32)>,
     /// Somebody has a reason to look now.
     pub look: Notify,
+    /// The first rounds are over.
+    pub looked: Notify,
     /// What the last round has shown.
     pub state: RefCell<State>,
 }
@@ -65,8 +67,8 @@ pub(crate) struct Lookout {
 /// What the last rounds have shown.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The primary, by the last round.
-    found: bool,
+    /// The primary, by the last round; `None` before the first ones.
+    found: Option<bool>,
     /// Since when rounds have shown none, and how many.
     without: Option<(Mono, u32)>,
     /// The longest time without one since the last re-attach.
@@ -88,7 +90,7 @@ struct Told {
 impl Default for State {
     fn default() -> Self {
         Self {
-            found: false,
+            found: None,
             without: None,
             longest: Duration::ZERO,
             hosts: "no host has been asked yet".to_owned(),
@@ -136,9 +138,12 @@ impl Lookout {
     ///
     /// # Errors
     /// `Unreachable`, with what the hosts are instead.
-    pub(crate) fn found(&self) -> Result<(), StoreError> {
+    pub(crate) async fn found(&self) -> Result<(), StoreError> {
+        while self.state.borrow().found.is_none() {
+            self.looked.notified().await;
+        }
         let state = self.state.borrow();
-        if state.found {
+        if state.found == Some(true) {
             return Ok(());
         }
         Err(StoreError::Unreachable(format!(
@@ -194,7 +199,9 @@ impl Lookout {
                 let over = StoreError::OtherEpoch("the primary is in another epoch".to_owned());
                 self.leases.failed(worker, epoch, &over);
             }
-            _ if changed || !self.state.borrow().found => self.leases.on(Event::BeatNow),
+            _ if changed || self.state.borrow().found == Some(false) => {
+                self.leases.on(Event::BeatNow);
+            }
             _ => {}
         }
     }
@@ -232,11 +239,12 @@ impl Lookout {
 
     fn note_found(&self, now: Mono, name: &str, changed: bool) {
         let mut state = self.state.borrow_mut();
-        let first = !std::mem::replace(&mut state.found, true);
+        let first = state.found.replace(true).is_none();
         let outage = state.without.take().map(|(since, _)| now - since);
         state.longest = state.longest.max(outage.unwrap_or_default());
         let told = std::mem::take(&mut state.told.without);
         drop(state);
+        self.looked.notify_waiters();
         self.status.primary(true);
         if first || changed || told {
             events::primary_found(name, outage.filter(|_| told));
@@ -250,10 +258,11 @@ impl Lookout {
         if *misses < MISSES {
             return;
         }
-        state.found = false;
+        state.found = Some(false);
         let told = std::mem::replace(&mut state.told.without, true);
         let hosts = state.hosts.clone();
         drop(state);
+        self.looked.notify_waiters();
         self.status.primary(false);
         if !told {
             events::primary_lost(&hosts);

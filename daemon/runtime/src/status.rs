@@ -18,12 +18,26 @@ pub struct Status {
     confirmed: Mutex<Option<Mono>>,
     draining: AtomicBool,
     primary: AtomicBool,
-    troubles: Mutex<BTreeMap<Part, (Mono, String)>>,
+    troubles: Mutex<BTreeMap<Part, Trouble>>,
 }
+
+/// What does not work.
+#[derive(Debug)]
+struct Trouble {
+    since: Mono,
+    error: String,
+    /// It stands in the log.
+    told: bool,
+}
+
+/// What is over sooner than this is no news: a statement that failed is repeated, and the look-out tells of the primary.
+const NEWS: Duration = Duration::from_secs(1);
 
 /// What of the daemon's work with the database may be in trouble, the most telling first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
+    /// The first connection.
+    Start,
     /// Registration, heartbeats, re-attaching: the database is away, or does not know this worker.
     Heart,
     /// Claims.
@@ -41,6 +55,7 @@ pub enum Part {
 impl Part {
     fn trouble(self) -> &'static str {
         match self {
+            Self::Start => "The database cannot be used yet",
             Self::Heart => "The database does not confirm this worker",
             Self::Claims => "Jobs cannot be claimed",
             Self::Ends => "Ends of runs cannot be written",
@@ -62,9 +77,11 @@ impl Status {
     /// It works, again perhaps.
     pub(crate) fn fine(&self, part: Part) {
         let mut troubles = lock(&self.troubles);
-        if let Some((since, _)) = troubles.remove(&part) {
-            let seconds = (clock::now() - since).as_secs_f64();
-            info!(seconds, "Over: {}.", part.trouble());
+        if let Some(trouble) = troubles.remove(&part) {
+            if trouble.told {
+                let seconds = (clock::now() - trouble.since).as_secs();
+                info!(seconds, "Over: {}.", part.trouble());
+            }
             if part == Part::Heart {
                 // What was kept quiet while the heart was in trouble is news if it goes on.
                 troubles.clear();
@@ -75,21 +92,27 @@ impl Status {
         }
     }
 
-    /// The database did not answer, or refused. Logged when it begins and when the reason changes, not each time; and while
-    /// the heart is in trouble, nothing else is news.
+    /// The database did not answer, or refused. Logged when it has gone on for a while and when the reason changes, not each time.
+    /// While the heart is in trouble nothing else is news, and while there is no primary nothing at all: that has been said.
     pub fn trouble(&self, part: Part, error: &impl std::fmt::Display) {
-        let text = error.to_string();
+        let error = error.to_string();
+        let now = clock::now();
         let mut troubles = lock(&self.troubles);
         let before = troubles.get(&part);
-        if before.is_some_and(|(_, before)| *before == text) {
+        let same = before.is_some_and(|before| before.error == error);
+        if same && before.is_some_and(|before| before.told) {
             return;
         }
-        let since = before.map_or_else(clock::now, |(since, _)| *since);
-        if part == Part::Heart || !troubles.contains_key(&Part::Heart) {
-            error!(error = text, "{}; trying on.", part.trouble());
-            service::status(&format!("{}: {text}", part.trouble()));
+        let since = before.map_or(now, |before| before.since);
+        let hidden = part != Part::Heart && troubles.contains_key(&Part::Heart);
+        let known = part != Part::Start && !self.has_primary();
+        let told = part == Part::Start || !hidden && !known && now - since >= NEWS;
+        if told {
+            error!(error, "{}; trying on.", part.trouble());
+            service::status(&format!("{}: {error}", part.trouble()));
         }
-        troubles.insert(part, (since, text));
+        let told = told || before.is_some_and(|before| before.told);
+        troubles.insert(part, Trouble { since, error, told });
     }
 
     /// Since the last confirmed heartbeat was sent; `None`: there was none.
@@ -102,7 +125,7 @@ impl Status {
         let troubles = lock(&self.troubles);
         troubles
             .first_key_value()
-            .map(|(part, (_, text))| format!("{}: {text}", part.trouble()))
+            .map(|(part, trouble)| format!("{}: {}", part.trouble(), trouble.error))
     }
 
     /// Whether a primary was found by the last probes.
