@@ -16,7 +16,8 @@ use tokio_postgres::types::Type;
 
 use crate::error::StoreError;
 use crate::row::get;
-use crate::session::{Session, Target, detach};
+use crate::session::{Session, Target};
+use crate::wire::detach;
 
 /// For an answer on a connection that stands.
 const ANSWER: Duration = Duration::from_millis(600);

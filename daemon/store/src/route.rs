@@ -17,7 +17,8 @@ use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
-use crate::session::{Target, drive};
+use crate::session::Target;
+use crate::wire::drive;
 
 /// See the module. All copies lead to the same server.
 #[derive(Clone, Debug)]

@@ -12,18 +12,18 @@ use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts,
 };
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, NoTls, Row};
+use tokio_postgres::{Client, NoTls, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tracing::debug;
 
 use crate::address::{Address, AddressError};
 use crate::error::StoreError;
+use crate::hosts;
 use crate::route::{Along, Route};
 use crate::tls::{self, TlsError};
+use crate::wire::{detach, drive};
 
 /// How to reach one installation.
 #[derive(Clone)]
@@ -250,7 +250,7 @@ impl Session {
     /// # Errors
     /// `Unreachable` within the connect timeout.
     pub async fn open(target: &Target) -> Result<(Self, Notifications), StoreError> {
-        Self::open_by(target, &target.address.config, None).await
+        hosts::open(target).await
     }
 
     /// The same to where `route` leads, which also says whether a statement that takes too long may be cancelled.
@@ -468,52 +468,4 @@ fn session_settings(target: &Target) -> String {
 /// `"schema".`
 fn prefix(schema: &str) -> Arc<str> {
     format!("\"{}\".", schema.replace('"', "\"\"")).into()
-}
-
-/// Drives a connection until it ends, handing its notifications on. A receiver that does not keep up loses some: they are hints.
-pub(crate) fn drive<S, T>(
-    mut connection: tokio_postgres::Connection<S, T>,
-    sender: mpsc::Sender<String>,
-    unreplicated: Arc<AtomicBool>,
-) -> JoinHandle<()>
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-{
-    detach(async move {
-        loop {
-            match std::future::poll_fn(|context| connection.poll_message(context)).await {
-                Some(Ok(AsyncMessage::Notification(notification))) => {
-                    let _ = sender.try_send(notification.payload().to_owned());
-                }
-                Some(Ok(AsyncMessage::Notice(notice))) => {
-                    debug!(notice = notice.message(), "The server says something.");
-                    // "canceling wait for synchronous replication", in the server's language; it comes before the answer.
-                    // Warnings of our own functions have the same code.
-                    if *notice.code() == SqlState::WARNING
-                        && !notice.message().starts_with("tenure:")
-                    {
-                        unreplicated.store(true, Ordering::Relaxed);
-                    }
-                }
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    debug!(error = %crate::error::chain(&error), "A connection ended.");
-                    break;
-                }
-                None => break,
-            }
-        }
-    })
-}
-
-/// Connections drive themselves until they end; there is nothing to wait for.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "ends with its connection, and has nothing to drain"
-)]
-pub(crate) fn detach<T: Send + 'static>(
-    task: impl Future<Output = T> + Send + 'static,
-) -> JoinHandle<T> {
-    tokio::spawn(task)
 }
