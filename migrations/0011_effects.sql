@@ -3,6 +3,8 @@
 
 -- Bit 32 of lease.flags: the handler says after_lost_commits = "rerun", its effects are in this database. assert_lease then leaves
 -- a row here, in the transaction that writes them. So whether they were lost in a switch is a fact that the new primary shows.
+-- Bit 64: a re-attach found that they were lost. Until the worker has killed the handler the lease keeps others from the job, but no
+-- transaction of that handler is let in any more: its effects would stay, and the job runs again.
 CREATE TABLE effect (
   token uuid NOT NULL,
   xid bigint NOT NULL,              -- so that two transactions of one handler do not wait for each other
@@ -16,7 +18,7 @@ DECLARE
 BEGIN
   -- Whoever takes a lease away deletes this row or locks it FOR UPDATE, and so waits for, or passes by, the caller's transaction.
   SELECT l.flags INTO v_flags FROM lease l WHERE l.id = assert_lease.job_id AND l.token = assert_lease.token FOR KEY SHARE;
-  IF NOT FOUND THEN
+  IF NOT FOUND OR v_flags & 64 <> 0 THEN
     PERFORM refuse('TN006', format('job %s is no longer leased under this token', job_id),
       'Roll back: the job was given to another run, cancelled, or has ended.');
   ELSIF v_flags & 32 <> 0 THEN

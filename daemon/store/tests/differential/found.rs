@@ -101,9 +101,8 @@ fn a_sweep_counts_the_jobs_of_the_workers_that_it_declares_lost() {
 fn a_window_is_not_closed_by_time_in_which_nobody_could_speak() {
     play(|play| {
         two_daemons(play);
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.take_copy();
+        play.lose_tail();
         play.attach(0);
         // The new primary is frozen.
         play.pass(100_000);
@@ -119,15 +118,14 @@ fn a_window_is_not_closed_by_time_in_which_nobody_could_speak() {
 fn an_enqueue_that_was_lost_and_is_repeated_waits_for_who_may_hold_the_job() {
     play(|play| {
         two_daemons(play);
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
+        play.take_copy();
         let id = JobId(play.random.uuid_v7(play.now));
         let known = NewJob {
             id: Some(id),
             ..job("mail")
         };
         play.enqueue(std::slice::from_ref(&known));
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.lose_tail();
         play.attach(0);
         play.enqueue(&[known, job("report")]);
         for _ in 0..9 {
@@ -149,9 +147,8 @@ fn what_is_from_before_a_switch_is_not_told_by_clocks() {
             ..job("mail")
         };
         play.enqueue(&[known]);
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.take_copy();
+        play.lose_tail();
         play.now -= 60_000;
         play.attach(0);
         assert_eq!(play.model.stop(id, Stop::Cancel), Err(Refused::Reattaching));
@@ -188,9 +185,8 @@ fn a_new_worker_claims_when_beats_have_told_the_others() {
 #[test]
 fn a_worker_that_nobody_knows_of_is_waited_for() {
     play(|play| {
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.take_copy();
+        play.lose_tail();
         let alone = play.new_daemon();
         play.daemons.push(alone);
         play.register(0);
