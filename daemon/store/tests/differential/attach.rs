@@ -93,9 +93,11 @@ impl Play<'_> {
         self.say(nth, rest, false, tokens);
     }
 
-    fn attach_if_late(&mut self, nth: usize) {
+    /// A daemon that has not re-attached yet does so.
+    pub(crate) fn attach_if_late(&mut self, nth: usize) {
         let daemon = &self.daemons[nth];
-        let late = daemon.epoch.is_some() && !daemon.attached && !daemon.dead;
+        let behind = daemon.epoch != Some(self.model.epoch) || !self.model.here;
+        let late = daemon.epoch.is_some() && (behind || !daemon.attached) && !daemon.dead;
         if late && self.mono >= daemon.silent_until && self.mono < daemon.trusted_until {
             self.attach(nth);
         }

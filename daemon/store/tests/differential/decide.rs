@@ -87,6 +87,23 @@ impl Play<'_> {
         );
     }
 
+    /// Persons decide, and the daemons speak, until the gate is open.
+    pub(crate) fn come_to_rest(&mut self) {
+        for _ in 0..40 {
+            match self.model.gate {
+                Gate::Open if self.model.here => return,
+                Gate::Hold if self.random.chance(50) => self.accept(),
+                Gate::Hold => self.resume_cluster(),
+                _ => {}
+            }
+            self.pass(2_000);
+            for nth in 0..self.daemons.len() {
+                self.attach_if_late(nth);
+            }
+            self.sweep();
+        }
+    }
+
     /// A daemon looks at its server.
     pub(crate) fn probe(&mut self, nth: usize) {
         let id = self.daemons[nth].id;

@@ -71,9 +71,10 @@ fn with_lost_tails(postgres: Option<&mut Postgres>, seed: u64) -> Met {
         if play.random.chance(40) {
             play.quiet_time();
         }
-        if play.random.chance(50) {
-            play.retry_switch();
-        }
+    }
+    if play.random.chance(60) {
+        play.come_to_rest();
+        play.retry_switch();
     }
     let steps = play.random.between(10, 25);
     some_steps(&mut play, steps);
