@@ -92,7 +92,7 @@ BEGIN
     CONTINUE WHEN v_flags IS NULL;  -- it moved between two looks
     SELECT * INTO v_job FROM job WHERE id = s.job;
     INSERT INTO lease (id, token, worker, call, epoch_no, run, attempts, max_attempts, lane, priority, until, started_at, flags)
-      VALUES (s.job, s.token, p_worker, coalesce(s.call, 0), least(coalesce(s.epoch_no, p_epoch_no - 1), p_epoch_no), s.run, s.attempt,
+      VALUES (s.job, s.token, p_worker, coalesce(s.call, 0), least(s.epoch_no, p_epoch_no - 1), s.run, s.attempt,
         coalesce(s.max_attempts, v_job.max_attempts, 5), v_job.lane, v_job.priority,
         clock_timestamp() + s.until_ms * interval '1 ms', coalesce(s.started_at, clock_timestamp()),
         v_flags & 5 | CASE WHEN s.rerun THEN 32 ELSE 0 END);
@@ -160,12 +160,13 @@ BEGIN
     WHERE options ? 'name' ON CONFLICT (id) DO NOTHING;
   v_alive := EXISTS (SELECT FROM worker w WHERE w.id = p_worker_id AND w.status IN ('live', 'draining'));
   -- Whoever this worker knew must speak too, or its lease must end, before old jobs are claimed.
+  -- Every speaker stands there too, also one whose registration was lost: it is waited for until its last statement, and whoever
+  -- has spoken is alive. By id: two may name each other.
   INSERT INTO expected (worker, lease_ttl)
     SELECT r, coalesce((SELECT max(w.lease_ttl) FROM worker w), interval '60 s') FROM unnest(roster) r, cluster c
-    WHERE c.gate <> 'open' AND NOT EXISTS (SELECT FROM worker w WHERE w.id = r) ON CONFLICT DO NOTHING;
-  -- Every speaker stands there, also one whose registration was lost: it is waited for until its last statement, and whoever has
-  -- spoken is alive.
-  INSERT INTO expected (worker, lease_ttl) SELECT w.id, w.lease_ttl FROM worker w WHERE w.id = p_worker_id ON CONFLICT DO NOTHING;
+      WHERE c.gate <> 'open' AND NOT EXISTS (SELECT FROM worker w WHERE w.id = r)
+    UNION SELECT w.id, w.lease_ttl FROM worker w WHERE w.id = p_worker_id
+    ORDER BY 1 ON CONFLICT DO NOTHING;
   UPDATE expected SET spoken_at = clock_timestamp(), absent = false WHERE worker = p_worker_id AND NOT v_more;
 
   -- Of several about one job the first is carried out before the next is looked at: it is about a later run.
@@ -178,7 +179,9 @@ BEGIN
       WHERE x.n = v_round ORDER BY x.job
     LOOP
       s := jsonb_populate_record(NULL::run_statement, v_item);
-      v_lost := s.rerun AND s.kind IN ('hold', 'completed') AND coalesce(s.epoch_no, 0) < v_epoch_no
+      -- A claim of the present epoch stands here. Its number in the statement proves nothing: numbers of lost epochs come again.
+      v_lost := s.rerun AND s.kind IN ('hold', 'completed')
+        AND NOT EXISTS (SELECT FROM lease l WHERE l.id = s.job AND l.token = s.token AND l.epoch_no >= v_epoch_no)
         AND NOT EXISTS (SELECT FROM effect f WHERE f.token = s.token) AND NOT has_ended(s.job, s.run, s.token);
       v_kind := restore_lease(p_worker_id, v_epoch_no, s);
       IF v_kind IN ('claimed_again', 'put_back') THEN

@@ -359,7 +359,7 @@ impl Database {
     }
 
     fn let_hold(&mut self, now: Moment, worker: WorkerId, said: &Memory) {
-        let epoch_no = said.epoch_no.min(self.epoch_no);
+        let epoch_no = said.epoch_no.min(self.epoch_no - 1);
         if let Some(job) = self.jobs.get_mut(&said.job) {
             job.run = said.run;
             job.attempts = said.attempt;

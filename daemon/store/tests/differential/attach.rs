@@ -93,6 +93,14 @@ impl Play<'_> {
         self.say(nth, rest, false, tokens);
     }
 
+    /// Re-attaches until the answers have come.
+    pub(crate) fn attach_surely(&mut self, nth: usize) {
+        self.daemons[nth].attached = false;
+        while !self.daemons[nth].attached {
+            self.attach(nth);
+        }
+    }
+
     /// A daemon that has not re-attached yet does so.
     pub(crate) fn attach_if_late(&mut self, nth: usize) {
         let daemon = &self.daemons[nth];

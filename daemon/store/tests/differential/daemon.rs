@@ -37,8 +37,8 @@ pub(crate) struct Daemon {
     /// Its last statement has reached the database in its epoch, and so has the answer.
     pub(crate) spoken: bool,
     pub(crate) attached: bool,
-    /// Runs of its own that ended for good, with their bucket: what it promises, whether it remembers the statement or not.
-    pub(crate) finished: Vec<(i64, Memory)>,
+    /// Runs of its own that ended for good, with their bucket and the epoch in which that was answered: what it promises, whether it remembers the statement or not.
+    pub(crate) finished: Vec<(i64, Memory, Epoch)>,
     /// The workers that its last beat showed.
     pub(crate) roster: BTreeSet<WorkerId>,
     /// Its own clock at which it kills its handlers, unless a beat comes before.
@@ -119,7 +119,8 @@ impl Daemon {
         let bucket = self.beat + 1;
         let for_good = matches!(end.end, End::Completed | End::Failed { last: true });
         if for_good && self.own.contains(&memory.token) {
-            self.finished.push((bucket, memory.clone()));
+            let epoch = self.epoch.expect("it was answered");
+            self.finished.push((bucket, memory.clone(), epoch));
         }
         self.said.push((bucket, memory, end));
     }
@@ -128,7 +129,7 @@ impl Daemon {
     pub(crate) fn forget(&mut self, token: Token) {
         self.said.retain(|(_, memory, _)| memory.token != token);
         self.unsaid.retain(|(memory, _)| memory.token != token);
-        self.finished.retain(|(_, memory)| memory.token != token);
+        self.finished.retain(|(_, memory, _)| memory.token != token);
     }
 
     /// Drops the buckets up to this one. `proven`: all servers that can become the primary show that beat, so nothing is lost.
@@ -136,7 +137,7 @@ impl Daemon {
         self.said.retain(|(it, _, _)| *it > bucket);
         self.from = self.from.max(bucket);
         if !proven {
-            self.finished.retain(|(it, _)| *it > bucket);
+            self.finished.retain(|(it, _, _)| *it > bucket);
         }
     }
 }

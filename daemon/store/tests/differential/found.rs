@@ -1,11 +1,12 @@
 //! Differences that random histories have found, each as the shortest history that shows it.
 
 use tenure_core::ids::JobId;
-use tenure_core::model::{Gate, NewJob, Place, Refused, Stop};
+use tenure_core::model::{End, Gate, NewJob, Place, Refused, RunEnd, Stop};
 
 use super::play::{Play, START};
 use super::postgres::Postgres;
 use super::sql;
+use super::steps::RERUN;
 
 fn job(job_type: &str) -> NewJob {
     NewJob {
@@ -197,5 +198,45 @@ fn a_worker_that_nobody_knows_of_is_waited_for() {
             play.beat(0, false);
         }
         assert_eq!(play.model.gate, Gate::Open);
+    });
+}
+
+/// An epoch was lost with all that was in it, and the next one got its number: what had been claimed in the lost one looked like
+/// claimed in this one, so a completion counted whose effects were lost.
+#[test]
+fn numbers_of_lost_epochs_come_again() {
+    play(|play| {
+        two_daemons(play);
+        play.take_copy();
+        play.lose_tail();
+        // It falls behind before anybody has opened an epoch.
+        play.take_copy();
+        play.attach_surely(0);
+        play.attach_surely(1);
+        play.enqueue(&[job(RERUN)]);
+        while play.daemons[0].held.is_empty() {
+            play.claim(0);
+        }
+        let memory = play.daemons[0].held.values().next().unwrap().clone();
+        play.write_effects(&memory);
+        let end = RunEnd {
+            job: memory.job,
+            run: memory.run,
+            token: memory.token,
+            end: End::Completed,
+            delay: 0,
+            result: None,
+            follow_ups: Vec::new(),
+        };
+        play.finish(0, vec![(memory.clone(), end)], true);
+        play.lose_tail();
+        // One that knows of no epoch comes first.
+        let new = play.new_daemon();
+        play.daemons.push(new);
+        play.register(2);
+        assert_eq!(play.model.epoch_no, memory.epoch_no);
+        play.attach_surely(0);
+        let place = &play.model.jobs[&memory.job].place;
+        assert!(!matches!(place, Place::Ended(_)), "{place:?}");
     });
 }

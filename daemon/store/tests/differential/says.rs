@@ -197,9 +197,9 @@ impl Play<'_> {
                     daemon.id
                 ));
             }
-            let finished = daemon.finished.iter().any(|(_, it)| {
+            let finished = daemon.finished.iter().any(|(_, it, epoch)| {
                 let effects_lost =
-                    it.rerun && it.epoch_no < before.epoch_no && !self.effects.contains(&it.token);
+                    it.rerun && *epoch != before.epoch && !self.effects.contains(&it.token);
                 it.job == job && !effects_lost
             });
             if finished && here && !self.reopened.contains(&job) {
