@@ -182,7 +182,7 @@ BEGIN
       -- A claim of the present epoch stands here. Its number in the statement proves nothing: numbers of lost epochs come again.
       v_lost := s.rerun AND s.kind IN ('hold', 'completed')
         AND NOT EXISTS (SELECT FROM lease l WHERE l.id = s.job AND l.token = s.token AND l.epoch_no >= v_epoch_no)
-        AND NOT EXISTS (SELECT FROM effect f WHERE f.token = s.token) AND NOT has_ended(s.job, s.run, s.token);
+        AND NOT EXISTS (SELECT FROM effect f WHERE f.token = s.token);
       v_kind := restore_lease(p_worker_id, v_epoch_no, s);
       IF v_kind IN ('claimed_again', 'put_back') THEN
         PERFORM note_switch(v_epoch_no, p_worker_id, s.job, s.run, v_kind);

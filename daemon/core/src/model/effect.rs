@@ -32,12 +32,12 @@ impl Database {
         self.effects.retain(|(token, job)| leased(job, token));
     }
 
-    /// The run is of an earlier epoch, and the database shows neither its effects nor its end. A claim of the present epoch stands
+    /// The run, if it has not ended, is of an earlier epoch, and the database does not show its effects. A claim of the present epoch stands
     /// here; its number in the statement proves nothing, since numbers of lost epochs come again.
     pub(super) fn effects_lost(&self, said: &Memory) -> bool {
         let place = self.jobs.get(&said.job).map(|job| &job.place);
         let of_now = matches!(place, Some(Place::Leased(lease)) if lease.token == said.token && lease.epoch_no >= self.epoch_no);
-        !of_now && !self.effects.contains(&(said.token, said.job)) && !self.has_ended(said)
+        !of_now && !self.effects.contains(&(said.token, said.job))
     }
 
     /// The database shows the end of this run.
