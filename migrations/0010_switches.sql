@@ -100,6 +100,10 @@ BEGIN
   -- A copy made by pg_upgrade or pg_dump has `here` too, so it is known by the identity of its system alone.
   v_other := coalesce(v_old.system_id <> v_server.system_id, false);
   IF v_other OR NOT EXISTS (SELECT FROM here h WHERE h.epoch = v_old.epoch) THEN
+    IF v_other THEN
+      -- A copy made by logical replication has no values of sequences.
+      PERFORM setval('ready_pos', greatest(nextval('ready_pos'), (SELECT max(r.pos) FROM ready r)));
+    END IF;
     DELETE FROM here;
     DELETE FROM expected;
     INSERT INTO expected (worker, lease_ttl) SELECT w.id, w.lease_ttl FROM worker w WHERE w.status IN ('live', 'draining');
@@ -120,8 +124,10 @@ BEGIN
       FROM cluster c, sweep s
       ON CONFLICT DO NOTHING;
   END IF;
-  UPDATE cluster c SET system_id = v_server.system_id, timeline = v_server.timeline
-    WHERE (c.system_id, c.timeline) IS DISTINCT FROM (v_server.system_id, v_server.timeline);
+  -- A server that does not tell what it is changes nothing of what is known.
+  UPDATE cluster c SET system_id = coalesce(v_server.system_id, c.system_id), timeline = coalesce(v_server.timeline, c.timeline)
+    WHERE c.system_id <> v_server.system_id OR c.timeline <> v_server.timeline
+      OR c.system_id IS NULL AND v_server.system_id IS NOT NULL OR c.timeline IS NULL AND v_server.timeline IS NOT NULL;
   RETURN QUERY SELECT c.epoch, c.epoch_no, c.gate, b.beat FROM cluster c LEFT JOIN beat b ON b.worker = p_worker_id;
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION open_epoch(uuid, jsonb) IS
@@ -143,7 +149,8 @@ BEGIN
     SELECT FROM expected e WHERE e.spoken_at IS NULL AND NOT (p_by_time AND c.opened_at + e.lease_ttl <= clock_timestamp()))
     RETURNING c.epoch_no INTO v_epoch_no;
   IF v_epoch_no IS NULL THEN RETURN false; END IF;
-  UPDATE expected SET absent = true WHERE spoken_at IS NULL;
+  -- Who is speaking at this moment is passed by: it waits for the row above, and is not absent.
+  UPDATE expected e SET absent = true FROM (SELECT x.worker FROM expected x WHERE x.spoken_at IS NULL FOR UPDATE SKIP LOCKED) x WHERE e.worker = x.worker;
   UPDATE switch SET closed_at = clock_timestamp() WHERE epoch_no = v_epoch_no AND closed_at IS NULL;
   -- All of them, whether they sleep now or not: jobs from before can be claimed from now on.
   PERFORM pg_notify(worker_channel(w.id), 'work') FROM worker w WHERE w.status = 'live';
@@ -168,7 +175,9 @@ DECLARE
   v_ends run_end[];
 BEGIN
   -- Whether the effects of a run were lost is asked only while it has a lease.
-  DELETE FROM effect e WHERE NOT EXISTS (SELECT FROM lease l WHERE l.id = e.job_id AND l.token = e.token);
+  DELETE FROM effect e USING (
+    SELECT x.token, x.xid FROM effect x WHERE NOT EXISTS (SELECT FROM lease l WHERE l.id = x.job_id AND l.token = x.token) FOR UPDATE SKIP LOCKED) x
+    WHERE e.token = x.token AND e.xid = x.xid;
   -- A worker that left had ended all that it knew of: what it still holds comes from a claim whose answer it never read.
   SELECT array_agg(CASE
       WHEN l.until IS NOT NULL THEN run_end_of(l, 'lost', 'the lease ran out: nobody renewed it')
@@ -315,8 +324,7 @@ BEGIN
     -- Of the run that was written again: a person or a retry may have gone on from there.
     IF o.id IS NULL OR NOT EXISTS (SELECT FROM switch_job w WHERE w.epoch_no = retry_switch.epoch_no AND w.job_id = o.id AND w.run = o.run AND w.what = 'written_again') THEN
       answer := 'has gone on since: ' || coalesce(o.status, status_of(v_job.job_id), 'changing its state');
-    ELSIF o.flags & 1 <> 0 AND EXISTS (SELECT FROM key_owner k JOIN job j ON j.id = o.id
-      WHERE k.job_type = j.job_type AND k.tenant = j.tenant AND k.key = j.unique_key AND k.id <> o.id) THEN
+    ELSIF EXISTS (SELECT FROM key_owner k JOIN job j ON j.id = o.id WHERE k.job_type = j.job_type AND k.tenant = j.tenant AND k.key = j.unique_key) THEN
       answer := 'refused: another live job has its unique key';
     ELSE
       PERFORM run_again(o, v_by, format('retried after switch %s', retry_switch.epoch_no), NULL);

@@ -3,6 +3,8 @@
 
 -- Bit 32 of lease.flags: the handler says after_lost_commits = "rerun", its effects are in this database. assert_lease then leaves
 -- a row here, in the transaction that writes them. So whether they were lost in a switch is a fact that the new primary shows.
+-- Bit 64: a re-attach found that they were lost. Until the worker has killed the handler the lease keeps others from the job, but no
+-- transaction of that handler is let in any more: its effects would stay, and the job runs again.
 CREATE TABLE effect (
   token uuid NOT NULL,
   xid bigint NOT NULL,              -- so that two transactions of one handler do not wait for each other

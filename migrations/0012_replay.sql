@@ -20,21 +20,20 @@ BEGIN
 END $$;
 
 -- A worker whose last heartbeat here is older than its memory: what ended in between nobody can write again. A person decides.
-CREATE FUNCTION note_uncovered(p_epoch_no bigint, p_covers jsonb) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  c record;
-BEGIN
-  FOR c IN
-    SELECT b.beat_at, x.ms FROM jsonb_to_recordset(p_covers) x(worker uuid, "from" bigint, ms bigint, predecessor boolean)
-      LEFT JOIN beat b ON b.worker = x.worker
-    -- The row of a worker that ended long ago is gone by right.
-    WHERE b.beat < x."from" OR b.worker IS NULL AND x."from" > 0 AND x.predecessor IS NOT TRUE
-  LOOP
-    UPDATE cluster SET uncovered = true, gate = 'hold' WHERE NOT uncovered;
-    UPDATE switch s SET uncovered_from = least(s.uncovered_from, c.beat_at), uncovered_until = greatest(s.uncovered_until, clock_timestamp() - c.ms * interval '1 ms')
-      WHERE s.epoch_no = p_epoch_no;
-  END LOOP;
-END $$;
+-- From when to when that was; NULL: all is covered.
+CREATE FUNCTION uncovered_span(p_covers jsonb, OUT since timestamptz, OUT until timestamptz) LANGUAGE sql STABLE AS $$
+  SELECT min(b.beat_at), max(clock_timestamp() - coalesce(x.ms, 0) * interval '1 ms')
+  FROM jsonb_to_recordset(p_covers) x(worker uuid, "from" bigint, ms bigint, predecessor boolean) LEFT JOIN beat b ON b.worker = x.worker
+  -- The row of a worker that ended long ago is gone by right.
+  WHERE b.beat < x."from" OR b.worker IS NULL AND x."from" > 0 AND x.predecessor IS NOT TRUE
+$$;
+
+-- The row of the switch is locked last by all, after the cluster row.
+CREATE FUNCTION report_speaker(p_epoch_no bigint, p_since timestamptz, p_until timestamptz, p_without_primary interval) RETURNS void LANGUAGE sql AS $$
+  UPDATE switch s SET uncovered_from = least(s.uncovered_from, p_since), uncovered_until = greatest(s.uncovered_until, p_until),
+      without_primary = greatest(s.without_primary, p_without_primary)
+    WHERE s.epoch_no = p_epoch_no AND (p_until IS NOT NULL OR p_without_primary > coalesce(s.without_primary, interval '-1 s'))
+$$;
 
 -- Makes the lease that a statement speaks of stand in the database, if the statement wins:
 --   the job is missing: it is put back, and the statement wins
@@ -57,7 +56,7 @@ BEGIN
       IF l.token = s.token AND l.run = s.run THEN
         -- A successor takes over what its dead predecessor had ended: its own death must not end the lease.
         IF l.worker <> p_worker THEN
-          UPDATE lease SET worker = p_worker, call = s.call WHERE id = s.job;
+          UPDATE lease SET worker = p_worker, call = coalesce(s.call, call) WHERE id = s.job;
         END IF;
         RETURN 'ours';
       END IF;
@@ -103,7 +102,7 @@ BEGIN
     CONTINUE WHEN v_flags IS NULL;  -- it moved between two looks
     SELECT * INTO v_job FROM job WHERE id = s.job;
     INSERT INTO lease (id, token, worker, call, epoch_no, run, attempts, max_attempts, lane, priority, until, started_at, flags)
-      VALUES (s.job, s.token, p_worker, coalesce(s.call, 0), least(coalesce(s.epoch_no, p_epoch_no - 1), p_epoch_no), s.run, s.attempt,
+      VALUES (s.job, s.token, p_worker, coalesce(s.call, 0), least(s.epoch_no, p_epoch_no - 1), s.run, s.attempt,
         coalesce(s.max_attempts, v_job.max_attempts, 5), v_job.lane, v_job.priority,
         clock_timestamp() + s.until_ms * interval '1 ms', coalesce(s.started_at, clock_timestamp()),
         v_flags & 5 | CASE WHEN s.rerun THEN 32 ELSE 0 END);
@@ -133,6 +132,8 @@ DECLARE
   -- More statements follow in another call: the worker has not spoken before the last one.
   v_more boolean := coalesce((options ->> 'more')::boolean, false);
   v_held uuid[] := ARRAY(SELECT jsonb_array_elements_text(options -> 'held')::uuid);
+  v_without_primary interval := (options ->> 'without_primary_ms')::bigint * interval '1 ms';
+  v_uncovered record;
   v_confirmed uuid[] := '{}';  -- their ends had been answered before
   v_rerun uuid[] := '{}';      -- their effects were lost
 BEGIN
@@ -152,9 +153,10 @@ BEGIN
     END IF;
   END IF;
   PERFORM FROM beat b WHERE b.worker = p_worker_id OR b.worker = ANY (v_predecessors) ORDER BY b.worker FOR UPDATE;
-  PERFORM note_uncovered(v_epoch_no, options -> 'covers');
-  UPDATE switch w SET without_primary = greatest(w.without_primary, (options ->> 'without_primary_ms')::bigint * interval '1 ms')
-    WHERE w.epoch_no = v_epoch_no AND options ? 'without_primary_ms';
+  SELECT * INTO v_uncovered FROM uncovered_span(options -> 'covers');
+  IF v_uncovered.until IS NOT NULL THEN
+    UPDATE cluster SET uncovered = true, gate = 'hold' WHERE NOT uncovered;
+  END IF;
   -- The beat is the proof that all before it is here, so it counts only with the last statement.
   UPDATE beat SET beat = CASE WHEN v_more THEN beat ELSE greatest(beat, p_beat) END, beat_at = clock_timestamp() WHERE worker = p_worker_id;
   -- Its registration may be part of what was lost.
@@ -168,9 +170,13 @@ BEGIN
     WHERE options ? 'name' ON CONFLICT (id) DO NOTHING;
   v_alive := EXISTS (SELECT FROM worker w WHERE w.id = p_worker_id AND w.status IN ('live', 'draining'));
   -- Whoever this worker knew must speak too, or its lease must end, before old jobs are claimed.
+  -- Every speaker stands there too, also one whose registration was lost: it is waited for until its last statement, and whoever
+  -- has spoken is alive. By id: two may name each other.
   INSERT INTO expected (worker, lease_ttl)
     SELECT r, coalesce((SELECT max(w.lease_ttl) FROM worker w), interval '60 s') FROM unnest(roster) r, cluster c
-    WHERE c.gate = 'window' AND NOT EXISTS (SELECT FROM worker w WHERE w.id = r) ON CONFLICT DO NOTHING;
+      WHERE c.gate <> 'open' AND NOT EXISTS (SELECT FROM worker w WHERE w.id = r)
+    UNION SELECT w.id, w.lease_ttl FROM worker w WHERE w.id = p_worker_id
+    ORDER BY 1 ON CONFLICT DO NOTHING;
   UPDATE expected SET spoken_at = clock_timestamp(), absent = false WHERE worker = p_worker_id AND NOT v_more;
 
   -- Of several about one job the first is carried out before the next is looked at: it is about a later run.
@@ -183,8 +189,10 @@ BEGIN
       WHERE x.n = v_round ORDER BY x.job
     LOOP
       s := jsonb_populate_record(NULL::run_statement, v_item);
-      v_lost := s.rerun AND s.kind IN ('hold', 'completed') AND coalesce(s.epoch_no, 0) < v_epoch_no
-        AND NOT EXISTS (SELECT FROM effect f WHERE f.token = s.token) AND NOT has_ended(s.job, s.run, s.token);
+      -- A claim of the present epoch stands here. Its number in the statement proves nothing: numbers of lost epochs come again.
+      v_lost := s.rerun AND s.kind IN ('hold', 'completed')
+        AND NOT EXISTS (SELECT FROM lease l WHERE l.id = s.job AND l.token = s.token AND l.epoch_no >= v_epoch_no)
+        AND NOT EXISTS (SELECT FROM effect f WHERE f.token = s.token);
       v_kind := restore_lease(p_worker_id, v_epoch_no, s);
       IF v_lost AND s.kind = 'hold' AND v_kind NOT IN ('busy', 'refused') THEN
         v_lost := refuse_effects(s.job, s.token);
@@ -196,13 +204,22 @@ BEGIN
         RETURN QUERY SELECT s.job, s.run, s.token, 'busy', NULL::text;
       ELSIF s.kind = 'hold' THEN
         v_answer := CASE WHEN v_kind = 'refused' OR NOT v_alive THEN 'stop' WHEN v_lost THEN 'rerun' ELSE 'kept' END;
+        IF v_answer = 'rerun' THEN
+          -- The handler lives, and may be writing its effects here and now. Then it is asked again; else it comes too late.
+          PERFORM FROM lease l WHERE l.id = s.job AND l.token = s.token FOR UPDATE SKIP LOCKED;
+          IF NOT FOUND OR EXISTS (SELECT FROM effect f WHERE f.token = s.token) THEN
+            RETURN QUERY SELECT s.job, s.run, s.token, 'busy', NULL::text;
+            CONTINUE;
+          END IF;
+          UPDATE lease l SET flags = l.flags | 64 WHERE l.id = s.job;
+        END IF;
         IF v_answer = 'rerun' OR v_answer = 'stop' AND NOT has_ended(s.job, s.run, s.token) THEN
           PERFORM note_switch(v_epoch_no, p_worker_id, s.job, s.run, CASE v_answer WHEN 'rerun' THEN 'rerun' ELSE 'stopped' END);
         END IF;
         RETURN QUERY SELECT s.job, s.run, s.token, v_answer, NULL::text;
       ELSE
         v_end := jsonb_populate_record(NULL::run_end, v_item);
-        IF v_lost THEN
+        IF v_lost AND v_kind <> 'refused' THEN
           v_end := ROW('released', s.job, s.run, s.token, NULL, false, NULL, NULL, NULL, NULL, NULL, NULL)::run_end;
           v_rerun := v_rerun || s.token;
         ELSIF s.confirmed THEN
@@ -220,7 +237,10 @@ BEGIN
       END LOOP;
     END IF;
   END LOOP;
-  IF v_more THEN RETURN; END IF;
+  IF v_more THEN
+    PERFORM report_speaker(v_epoch_no, v_uncovered.since, v_uncovered.until, v_without_primary);
+    RETURN;
+  END IF;
   -- What the database shows under this worker and it does not name was claimed by a call whose answer it never read.
   SELECT array_agg(run_end_of(l, 'ghost')) INTO v_ghosts FROM (
     SELECT l.* FROM lease l WHERE l.worker = p_worker_id AND l.until IS NULL AND l.epoch_no < v_epoch_no AND NOT l.token = ANY (v_held)
@@ -235,9 +255,10 @@ BEGIN
   IF close_window(false) THEN
     PERFORM promote_due(5000);
   END IF;
+  PERFORM report_speaker(v_epoch_no, v_uncovered.since, v_uncovered.until, v_without_primary);
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION reattach(uuid, uuid, bigint, jsonb, uuid[], jsonb) IS
-  'Says all that this worker holds (kind hold) and has finished (as in finish), at any time, as often as wanted. A statement has kind, job, run, token, call, attempt, max_attempts, epoch_no, started_at, until_ms, the keys of finish, and row: the whole job. confirmed: the end had been answered before. rerun: its effects are in this database (see assert_lease). Answers: kept | stop (kill its handler) | rerun (kill it and release the job: its effects were lost) | busy | done | history. p_beat: the last heartbeat that was answered. roster: the live workers that it knew. options: name, version, lease_ttl_ms, heartbeat_ms, job_types, concurrency (its registration, which may have been lost); predecessors: workers known to be dead, whose jobs are then free at once; more: further statements follow in another call; held: the tokens of all that it holds, when not all stand in this call; covers: objects of worker, from (all ends after the answer to this heartbeat are remembered) and ms (how long ago that was); without_primary_ms: for how long it found no primary.';
+  'Says all that this worker holds (kind hold) and has finished (as in finish), at any time, as often as wanted. A statement has kind, job, run, token, call, attempt, max_attempts, epoch_no, started_at, until_ms, the keys of finish, and row: the whole job. confirmed: the end had been answered before. rerun: its effects are in this database (see assert_lease). Answers: kept | stop (kill its handler) | rerun (kill it and release the job: its effects were lost) | busy | done | history. p_beat: the last heartbeat that was answered. roster: the live workers that it knew. options: name, version, lease_ttl_ms, heartbeat_ms, job_types, concurrency (its registration, which may have been lost); predecessors: workers known to be dead, whose jobs are then free at once; more: further statements follow in another call, and no heartbeat before the last of them; held: the tokens of the statements of all these calls, since what it does not name goes back with the last; covers: objects of worker, from (all ends are remembered that were answered after this heartbeat was sent) and ms (how long ago that was); without_primary_ms: for how long it found no primary.';
 
 -- Who may do what, with what has come since.
 CREATE OR REPLACE FUNCTION grant_roles() RETURNS text[] LANGUAGE plpgsql AS $$

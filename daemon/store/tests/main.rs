@@ -11,6 +11,8 @@
 
 mod claims;
 mod differential;
+mod durability;
+mod effects;
 mod ends;
 mod enqueue;
 mod merge;
@@ -18,11 +20,15 @@ mod migrate;
 mod persons;
 mod races;
 mod reattach;
+mod replay;
 mod roles;
 mod sessions;
 mod stops;
 mod storm;
 mod support;
 mod sweep;
+mod switches;
+mod uncovered;
+mod upgrade;
 mod wakeups;
 mod window;

@@ -21,8 +21,11 @@ const INSUFFICIENT: &str = "42501";
 fn what_each_may_do(lab: &Lab) {
     let db = lab.db("rights");
     let mut c = db.connect();
-    let w = Worker::register(&mut c);
+    let mut w = Worker::register(&mut c);
     let job = c.enqueue("m", "");
+    c.lose_here();
+    w.reattach(&mut c, &[], &[], "");
+    let switch = c.one("SELECT epoch_no FROM switch");
     let (id, epoch) = (&w.id, &w.epoch);
     // Each statement with the roles that may run it: producer, worker, monitor, admin.
     let table = [
@@ -31,6 +34,10 @@ fn what_each_may_do(lab: &Lab) {
             "pwma",
         ),
         ("SELECT count(*) FROM tenure.workers".to_owned(), "pwma"),
+        ("SELECT count(*) FROM tenure.switches".to_owned(), "pwma"),
+        ("SELECT count(*) FROM tenure.switch_jobs".to_owned(), "wa"),
+        (format!("SELECT tenure.probe('{id}')"), "wa"),
+        ("SELECT tenure.server_facts()".to_owned(), ""),
         ("SELECT count(*) FROM tenure.jobs".to_owned(), "pwa"),
         ("SELECT tenure.enqueue('m')".to_owned(), "pwa"),
         (
@@ -63,6 +70,7 @@ fn what_each_may_do(lab: &Lab) {
         (format!("SELECT tenure.open_epoch('{id}')"), "wa"),
         (format!("SELECT tenure.sweep('{epoch}')"), "wa"),
         (format!("SELECT tenure.cancel('{job}')"), "a"),
+        (format!("SELECT tenure.retry_switch({switch})"), "a"),
         ("SELECT tenure.pause('m')".to_owned(), "a"),
         ("SELECT tenure.resume('m')".to_owned(), "a"),
         (
@@ -88,13 +96,36 @@ fn what_each_may_do(lab: &Lab) {
         ),
         (format!("SELECT tenure.declare_lost('{{{id}}}', 1)"), ""),
         ("SELECT tenure.grant_roles()".to_owned(), ""),
+        ("SELECT tenure.make_durable('local')".to_owned(), ""),
+        (
+            "SELECT tenure.set_aside(c) FROM tenure.cluster c".to_owned(),
+            "",
+        ),
+        ("SELECT tenure.leave_hold(1, 'x', 'y')".to_owned(), ""),
+        (
+            "INSERT INTO tenure.effect VALUES (tenure.uuid_v7(), 1, tenure.uuid_v7())".to_owned(),
+            "",
+        ),
         ("SELECT tenure.refuse('TN001', 'x')".to_owned(), ""),
         ("CREATE TABLE tenure.mine ()".to_owned(), ""),
         ("TRUNCATE tenure.job".to_owned(), ""),
     ];
+    // What waits for a person's decision, who alone may take it.
+    let decisions = [
+        ("SELECT tenure.accept_cluster('moved')".to_owned(), "a"),
+        ("SELECT tenure.resume_cluster()".to_owned(), "a"),
+    ];
+    c.run("UPDATE cluster SET gate = 'hold', unaccepted = true, uncovered = true");
+    each_may(&db, &decisions);
+    c.run("UPDATE cluster SET gate = 'open', unaccepted = false, uncovered = false");
+    each_may(&db, &table);
+    db.sound();
+}
+
+fn each_may(db: &Db<'_>, table: &[(String, &str)]) {
     for user in ["producer", "worker", "monitor", "admin", "stranger"] {
         let mut conn = db.connect_as(user);
-        for (statement, allowed) in &table {
+        for (statement, allowed) in table {
             let may = allowed.contains(&user[..1]) && user != "stranger";
             conn.run("BEGIN");
             match conn.try_list(statement) {
@@ -107,7 +138,6 @@ fn what_each_may_do(lab: &Lab) {
             conn.run("ROLLBACK");
         }
     }
-    db.sound();
 }
 
 fn tenants(lab: &Lab) {
@@ -250,7 +280,9 @@ fn with_hostile_path(db: &Db<'_>, user: &str) {
         r#"SELECT tenure.review_dead_letter('{0}', 'retry', 'ann', NULL, '[1]'); SELECT tenure.complete_manually('{job}', 'ann');
            SELECT tenure.move_to_dead_letter(tenure.enqueue('m')); SELECT tenure.all_deps_completed('{job}'); SELECT tenure.cancel('{job}');
            SELECT tenure.sweep('{epoch}'); SELECT tenure.promote('{epoch}'); SELECT tenure.open_epoch('{id}');
-           SELECT tenure.reattach('{id}', '{epoch}', 1, '[]'); SELECT tenure.drain_worker('{id}'); SELECT tenure.deregister_worker('{id}', '{epoch}')"#,
+           SELECT * FROM tenure.probe('{id}'); SELECT * FROM tenure.switches; SELECT * FROM tenure.switch_jobs;
+           SELECT tenure.enqueue('m', options => '{{"durability":"local"}}');
+           SELECT tenure.reattach('{id}', '{epoch}', 1, '[]', options => '{{"covers":[{{"worker":"{id}","from":0,"ms":1}}],"without_primary_ms":5}}'); SELECT tenure.drain_worker('{id}'); SELECT tenure.deregister_worker('{id}', '{epoch}')"#,
         cells[2]
     ));
     assert_eq!(c.code("UPDATE tenure.jobs SET priority = 1"), "TN007");

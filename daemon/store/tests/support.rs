@@ -120,7 +120,8 @@ const CLEAR: &str = "
   END $$;
   ALTER SEQUENCE ready_pos RESTART;
   ALTER TABLE lane ALTER lane RESTART;
-  UPDATE cluster SET epoch = random_uuid(), epoch_no = 1, gate = 'open', mark = 0, opened_at = clock_timestamp();
+  UPDATE cluster c SET epoch = random_uuid(), epoch_no = 1, gate = 'open', mark = 0, opened_at = clock_timestamp(), unaccepted = false,
+    uncovered = false, system_id = f.system_id, timeline = f.timeline FROM server_facts() f;
   INSERT INTO here (epoch) SELECT epoch FROM cluster;
   UPDATE sweep SET swept_at = clock_timestamp()";
 
@@ -274,6 +275,11 @@ impl Conn {
         self.one(&format!(
             "SELECT status || '/' || attempts FROM jobs WHERE id = '{job}'"
         ))
+    }
+
+    /// How a copy on another system looks.
+    pub(crate) fn move_to_other_system(&mut self) {
+        self.run("UPDATE cluster SET system_id = system_id + 1");
     }
 
     /// What a crash or promotion does to the epoch.

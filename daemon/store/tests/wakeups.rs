@@ -20,7 +20,7 @@ fn wakeups() {
 type Act = fn(&mut Conn, &Worker);
 
 /// What happens while a worker sleeps on lane 1 (job type m), and what it hears.
-const CASES: [(&str, Act, &str); 9] = [
+const CASES: [(&str, Act, &str); 10] = [
     ("an_enqueue", |c, _| drop(c.enqueue("m", "")), "work"),
     (
         "an_insert",
@@ -54,6 +54,14 @@ const CASES: [(&str, Act, &str); 9] = [
             let held = other.claim_one(c, "m");
             c.run("SELECT pg_notify('nobody', 'x')");
             other.end(c, "released", &held, "");
+        },
+        "work",
+    ),
+    (
+        "a_window_that_closes",
+        |c, w| {
+            c.lose_here();
+            w.clone().reattach(c, &[], &[], "");
         },
         "work",
     ),

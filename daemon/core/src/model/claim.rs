@@ -13,6 +13,8 @@ pub struct Claim {
     pub lanes: Vec<(String, i32, i32)>,
     /// At most so many of all; `None`: the sum of the limits.
     pub total: Option<i32>,
+    /// Job types whose handlers have their effects in this database.
+    pub rerun: Vec<String>,
 }
 
 /// A job that was given out.
@@ -69,6 +71,9 @@ impl Database {
                 *lane -= 1;
                 chosen.push(job);
             }
+        }
+        if !chosen.is_empty() {
+            self.note_claim(now);
         }
         Ok(chosen
             .into_iter()
@@ -141,6 +146,8 @@ impl Database {
                 max_attempts: claimed.max_attempts,
                 until: None,
                 started_at: now,
+                leaves_effects: claim.rerun.contains(&job.asked.job_type),
+                given_up: false,
             });
         }
         claimed

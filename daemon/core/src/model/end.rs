@@ -1,7 +1,7 @@
 //! Runs end. Every end passes through [`Database::end_run`], whoever says it.
 
 use super::{
-    Database, DeadLetter, Gate, Job, Lease, Moment, NewJob, Outcome, Place, Refused, Status, Waits,
+    Database, DeadLetter, Gate, Job, Moment, NewJob, Outcome, Place, Refused, Status, Waits,
 };
 use crate::ids::{Epoch, JobId, Run, Token};
 
@@ -293,17 +293,6 @@ impl Database {
                 true
             }
             _ => false,
-        }
-    }
-
-    /// Whether a user's transaction may write the effects of this run.
-    ///
-    /// # Errors
-    /// [`Refused::State`] when the lease is gone.
-    pub fn assert_lease(&self, job: JobId, token: Token) -> Result<(), Refused> {
-        match self.jobs.get(&job).map(|job| &job.place) {
-            Some(Place::Leased(Lease { token: held, .. })) if *held == token => Ok(()),
-            _ => Err(Refused::State),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a worker says to be one: it opens epochs, registers and beats.
 
-use super::{Database, Expected, Gate, Moment, Refused, Stop, Worker, WorkerStatus};
+use super::{Database, Expected, Gate, Moment, Refused, Stop, Switch, Worker, WorkerStatus};
 use super::{End, Place, RunEnd};
 use crate::ids::{Call, Epoch, JobId, Token, WorkerId};
 use std::collections::BTreeSet;
@@ -62,10 +62,11 @@ pub struct BeatAnswer {
 
 impl Database {
     /// The present epoch. After a crash, a switch or a restore the first to ask opens a new one, and with it a window in which
-    /// every worker that the database knows must speak before jobs from before are claimed.
+    /// every worker that the database knows must speak before jobs from before are claimed. On another system than before it is
+    /// on hold until a person accepts that.
     /// `seen` is the highest epoch number that the caller knows.
     pub fn open_epoch(&mut self, now: Moment, worker: WorkerId, seen: i64) -> Opened {
-        if !self.here {
+        if !self.here || self.elsewhere {
             self.here = true;
             self.epoch = Epoch(self.name());
             self.epoch_no = self.epoch_no.max(seen) + 1;
@@ -73,29 +74,25 @@ impl Database {
                 .workers
                 .iter()
                 .filter(|(_, worker)| worker.is_there())
-                .map(|(id, worker)| {
-                    (
-                        *id,
-                        Expected {
-                            lease_ttl: worker.lease_ttl,
-                            spoken: false,
-                        },
-                    )
-                })
+                .map(|(id, worker)| (*id, Expected::silent(worker.lease_ttl)))
                 .collect();
             if self.expected.is_empty() {
                 let lease_ttl = self.longest_lease();
-                self.expected.insert(
-                    NOBODY_KNOWN,
-                    Expected {
-                        lease_ttl,
-                        spoken: false,
-                    },
-                );
+                self.expected
+                    .insert(NOBODY_KNOWN, Expected::silent(lease_ttl));
             }
-            if self.gate == Gate::Open {
+            if self.elsewhere {
+                self.gate = Gate::Hold;
+            } else if self.gate == Gate::Open {
                 self.gate = Gate::Window;
             }
+            self.unaccepted |= self.elsewhere;
+            let switch = Switch {
+                other_system: self.elsewhere,
+                ..Switch::default()
+            };
+            self.switches.entry(self.epoch_no).or_insert(switch);
+            self.elsewhere = false;
             self.mark = self.next_pos().0;
             self.opened_at = now;
         }

@@ -8,20 +8,23 @@
 //! database are compared with them up to renaming.
 
 mod claim;
+mod effect;
 mod end;
 mod enqueue;
 mod epoch;
 mod person;
 mod reattach;
 mod sweep;
+mod switch;
 
 pub use claim::{Claim, Claimed};
 pub use end::{End, EndAnswer, Hold, RunEnd};
 pub use enqueue::NewJob;
 pub use epoch::{BeatAnswer, Heartbeat, Opened, Registration};
 pub use person::Review;
-pub use reattach::{Kept, Memory, Reattach, ReattachAnswer, Statement};
+pub use reattach::{Covers, Kept, Memory, Reattach, ReattachAnswer, Statement};
 pub use sweep::Swept;
+pub use switch::{Expected, Probe, Retried, Switch, What};
 
 use crate::ids::{Call, Epoch, JobId, Run, Token, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,6 +168,10 @@ pub struct Lease {
     pub until: Option<Moment>,
     /// When it was claimed.
     pub started_at: Moment,
+    /// Its handler works in this database: whoever asserts the lease leaves an effect.
+    pub leaves_effects: bool,
+    /// A re-attach found that its effects were lost: it may not be asserted any more.
+    pub given_up: bool,
 }
 
 /// How a job ended.
@@ -298,15 +305,6 @@ pub enum Gate {
     Hold,
 }
 
-/// A worker that a window waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expected {
-    /// Its leases have ended so long after the opening, in milliseconds.
-    pub lease_ttl: i64,
-    /// It has re-attached, or is known to be dead.
-    pub spoken: bool,
-}
-
 /// The whole state.
 #[derive(Clone, Debug)]
 pub struct Database {
@@ -338,8 +336,20 @@ pub struct Database {
     pub gate: Gate,
     /// When the epoch was opened.
     pub opened_at: Moment,
-    /// Those that the window waits for.
+    /// Those that the window waits for, and all that have spoken.
     pub expected: BTreeMap<WorkerId, Expected>,
+    /// It is a copy on another system, and no person has said that it is the one to use.
+    pub unaccepted: bool,
+    /// More was lost than a worker remembers, and no person has decided.
+    pub uncovered: bool,
+    /// It was copied to another system since an epoch was opened.
+    pub elsewhere: bool,
+    /// One for each epoch that was opened after a loss.
+    pub switches: BTreeMap<i64, Switch>,
+    /// What became of single runs in each switch, and who said so.
+    pub switch_jobs: BTreeMap<(i64, JobId, Run, What), Option<WorkerId>>,
+    /// The runs whose effects are here.
+    pub effects: BTreeSet<(Token, JobId)>,
     /// When the last sweep was.
     pub swept_at: Moment,
     mark: u64,
@@ -367,6 +377,12 @@ impl Database {
             gate: Gate::Open,
             opened_at: now,
             expected: BTreeMap::new(),
+            unaccepted: false,
+            uncovered: false,
+            elsewhere: false,
+            switches: BTreeMap::new(),
+            switch_jobs: BTreeMap::new(),
+            effects: BTreeSet::new(),
             swept_at: now,
             mark: 0,
             last_pos: 0,

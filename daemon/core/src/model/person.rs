@@ -29,7 +29,7 @@ impl Review {
 impl Database {
     /// While workers re-attach, the database may not show what became of a job from before. Times do not tell which those are:
     /// the clock of this server may be behind that of the last one.
-    fn assert_gate(&self, id: JobId) -> Result<&Job, Refused> {
+    pub(super) fn assert_gate(&self, id: JobId) -> Result<&Job, Refused> {
         let job = self.jobs.get(&id).ok_or(Refused::NotFound)?;
         let from_before =
             self.gate == Gate::Window && job.first_pos.is_none_or(|pos| pos <= self.mark);
@@ -71,7 +71,7 @@ impl Database {
         }
     }
 
-    fn run_again(&mut self, id: JobId, edit: Option<String>) -> Result<(), Refused> {
+    pub(super) fn run_again(&mut self, id: JobId, edit: Option<String>) -> Result<(), Refused> {
         if let Some(key) = self.jobs[&id].asked.key() {
             if self.keys.contains_key(&key) {
                 return Err(Refused::State);

@@ -3,7 +3,7 @@
 use super::epoch::NOBODY_KNOWN;
 use super::{
     Asked, Database, End, EndAnswer, Expected, Gate, Job, Lease, Moment, Place, Refused,
-    Registration, Review, RunEnd, Stop, WorkerStatus,
+    Registration, Review, RunEnd, Stop, What, WorkerStatus,
 };
 use crate::ids::{Call, Epoch, JobId, Run, Token, WorkerId};
 use std::cmp::Ordering;
@@ -31,6 +31,8 @@ pub struct Memory {
     pub until_ms: Option<i64>,
     /// What was asked for, for when the job has to be put back.
     pub asked: Option<Asked>,
+    /// Its handler has its effects in this database.
+    pub rerun: bool,
 }
 
 /// What a worker says about a run.
@@ -39,16 +41,42 @@ pub enum Statement {
     /// Its handler runs.
     Hold(Memory),
     /// It has ended.
-    Ended(Memory, RunEnd),
+    Ended {
+        /// The claim.
+        memory: Memory,
+        /// The end.
+        end: RunEnd,
+        /// The end had been answered before.
+        confirmed: bool,
+    },
 }
 
 impl Statement {
     /// What the worker remembers of the claim.
     #[must_use]
     pub fn memory(&self) -> &Memory {
-        let (Self::Hold(memory) | Self::Ended(memory, _)) = self;
+        let (Self::Hold(memory) | Self::Ended { memory, .. }) = self;
         memory
     }
+
+    /// It says that effects are here that may have been lost.
+    pub(super) fn asks_for_effects(&self) -> bool {
+        match self {
+            Self::Hold(memory) => memory.rerun,
+            Self::Ended { memory, end, .. } => memory.rerun && end.end == End::Completed,
+        }
+    }
+}
+
+/// How far back a worker's memory goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Covers {
+    /// The worker, or one whose memory it took over.
+    pub worker: WorkerId,
+    /// All ends are remembered that were answered after this beat was sent.
+    pub from: i64,
+    /// It is one whose memory was taken over.
+    pub predecessor: bool,
 }
 
 /// All that a worker says.
@@ -64,6 +92,12 @@ pub struct Reattach {
     pub registration: Option<Registration>,
     /// Workers that are dead for sure.
     pub predecessors: Vec<WorkerId>,
+    /// Further statements follow in another call.
+    pub more: bool,
+    /// The leases named in other calls than this one.
+    pub held: Vec<Token>,
+    /// How far back its memory goes; empty: it says nothing of that.
+    pub covers: Vec<Covers>,
 }
 
 /// The answer to [`Statement::Hold`].
@@ -73,6 +107,19 @@ pub enum Kept {
     Keep,
     /// It must be stopped.
     Stop,
+    /// It must be stopped and the job released: its effects were lost.
+    Rerun,
+}
+
+/// Whether the lease that a statement speaks of stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Restored {
+    /// It stood.
+    Stood,
+    /// It was made again.
+    Again(What),
+    /// Something else wins.
+    Refused,
 }
 
 /// The answer to one statement.
@@ -109,11 +156,9 @@ impl Database {
         id: WorkerId,
         said: &Reattach,
     ) -> Result<Vec<ReattachAnswer>, Refused> {
+        let uncovered = self.note_uncovered(&said.covers);
         self.register_again(now, id, said);
-        self.expect(&said.roster);
-        if let Some(me) = self.expected.get_mut(&id) {
-            me.spoken = true;
-        }
+        self.expect(id, said);
         let alive = self.worker_there(id).is_ok();
         let mut order: Vec<usize> = (0..said.statements.len()).collect();
         order.sort_by_key(|&nth| {
@@ -124,14 +169,39 @@ impl Database {
         let mut follow_ups = Vec::new();
         for nth in order {
             let statement = &said.statements[nth];
-            let ours = self.restore(now, id, statement.memory());
+            let lost = statement.asks_for_effects() && self.effects_lost(statement.memory());
+            let restored = self.restore(now, id, statement.memory());
+            if let Restored::Again(what) = restored {
+                self.note_switch(statement.memory(), what, Some(id));
+            }
+            let refused = restored == Restored::Refused;
             answers[nth] = match statement {
-                Statement::Hold(_) if ours && alive => ReattachAnswer::Held(Kept::Keep),
-                Statement::Hold(_) => ReattachAnswer::Held(Kept::Stop),
-                Statement::Ended(_, end) => {
+                Statement::Hold(memory) => {
+                    let kept = self.hear_hold(id, memory, refused || !alive, lost);
+                    ReattachAnswer::Held(kept)
+                }
+                Statement::Ended {
+                    memory,
+                    end,
+                    confirmed,
+                } => {
+                    let given_back = RunEnd {
+                        end: End::Released,
+                        ..RunEnd::plain(end.job, end.run, end.token)
+                    };
+                    let lost = lost && !refused;
+                    let end = if lost { &given_back } else { end };
                     let answer = self.end_run(now, end, true);
                     if answer == EndAnswer::Done("completed") && end.end == End::Completed {
                         follow_ups.extend_from_slice(&end.follow_ups);
+                    }
+                    if matches!(answer, EndAnswer::Done(_)) && (lost || *confirmed) {
+                        let what = if lost {
+                            What::Rerun
+                        } else {
+                            What::WrittenAgain
+                        };
+                        self.note_switch(memory, what, Some(id));
                     }
                     ReattachAnswer::Ended(answer)
                 }
@@ -139,6 +209,12 @@ impl Database {
         }
         self.last_pos += 1;
         self.enqueue_together(now, &follow_ups)?;
+        if let Some(switch) = self.switches.get_mut(&self.epoch_no) {
+            switch.uncovered |= uncovered;
+        }
+        if said.more {
+            return Ok(answers);
+        }
         let epoch_no = self.epoch_no;
         let named = |token| said.statements.iter().any(|it| it.memory().token == token);
         let ghosts = self.leases(|lease| {
@@ -146,6 +222,7 @@ impl Database {
                 && lease.until.is_none()
                 && lease.epoch_no < epoch_no
                 && !named(lease.token)
+                && !said.held.contains(&lease.token)
         });
         self.end_all(now, &ghosts, End::Ghost);
         if !said.predecessors.is_empty() {
@@ -157,9 +234,44 @@ impl Database {
         Ok(answers)
     }
 
+    /// An end whose effects may be lost is not carried out, and a run not gone on with; its handler may not write them any more.
+    fn hear_hold(&mut self, id: WorkerId, memory: &Memory, stop: bool, lost: bool) -> Kept {
+        if stop {
+            if !self.has_ended(memory) {
+                self.note_switch(memory, What::Stopped, Some(id));
+            }
+            return Kept::Stop;
+        }
+        if !lost {
+            return Kept::Keep;
+        }
+        if let Some(Place::Leased(lease)) = self.jobs.get_mut(&memory.job).map(|job| &mut job.place)
+        {
+            lease.given_up = true;
+        }
+        self.note_switch(memory, What::Rerun, Some(id));
+        Kept::Rerun
+    }
+
+    /// What ended between a worker's last beat here and the beginning of its memory nobody can write again.
+    fn note_uncovered(&mut self, covers: &[Covers]) -> bool {
+        let uncovered = covers.iter().any(|it| match self.workers.get(&it.worker) {
+            Some(worker) => worker.beat < it.from,
+            // One that ended long ago is forgotten by right.
+            None => it.from > 0 && !it.predecessor,
+        });
+        if uncovered && !self.uncovered {
+            self.uncovered = true;
+            self.gate = Gate::Hold;
+        }
+        uncovered
+    }
+
     fn register_again(&mut self, now: Moment, id: WorkerId, said: &Reattach) {
+        // The beat is the proof that all before it is here, so it counts only with the last statement.
+        let beat = if said.more { 0 } else { said.beat };
         if let Some(worker) = self.workers.get_mut(&id) {
-            worker.beat = worker.beat.max(said.beat);
+            worker.beat = worker.beat.max(beat);
             worker.beat_at = now;
         } else if let Some(registration) = said.registration {
             // It was there before what was lost. If a beat told it who the others are, it knows all that could claim.
@@ -167,39 +279,41 @@ impl Database {
             if let Some(unknown) = self.expected.get_mut(&NOBODY_KNOWN).filter(|_| told) {
                 unknown.spoken = true;
             }
-            self.insert_worker(now, id, registration, said.beat);
+            self.insert_worker(now, id, registration, beat);
         }
     }
 
-    /// Whoever a speaker knows to be there must speak too, though the table has lost it.
-    fn expect(&mut self, roster: &[WorkerId]) {
-        if self.gate != Gate::Window {
-            return;
-        }
+    /// Whoever a speaker knows to be there must speak too, though the table has lost it; and so must the speaker, until its last
+    /// statement.
+    fn expect(&mut self, me: WorkerId, said: &Reattach) {
         let lease_ttl = self.longest_lease();
-        for id in roster {
-            if !self.workers.contains_key(id) {
-                self.expected.entry(*id).or_insert(Expected {
-                    lease_ttl,
-                    spoken: false,
-                });
-            }
+        let named = said.roster.iter().filter(|_| self.gate != Gate::Open);
+        for id in named.filter(|id| !self.workers.contains_key(*id)) {
+            let unknown = Expected::silent(lease_ttl);
+            self.expected.entry(*id).or_insert(unknown);
+        }
+        if let Some(worker) = self.workers.get(&me) {
+            let speaker = Expected::silent(worker.lease_ttl);
+            self.expected.entry(me).or_insert(speaker);
+        }
+        if let Some(me) = self.expected.get_mut(&me).filter(|_| !said.more) {
+            (me.spoken, me.absent) = (true, false);
         }
     }
 
     /// The merge rule. A statement wins when the job is missing, when its run is higher than the database's, or when it is
     /// equal and the lease has its token. What was claimed or ended in the present epoch is never changed by it.
     /// A winner's lease then stands in the database.
-    fn restore(&mut self, now: Moment, worker: WorkerId, said: &Memory) -> bool {
+    fn restore(&mut self, now: Moment, worker: WorkerId, said: &Memory) -> Restored {
         let id = said.job;
         let Some(job) = self.jobs.get(&id) else {
             return match &said.asked {
                 Some(asked) => {
                     self.put_back(id, asked);
                     self.let_hold(now, worker, said);
-                    true
+                    Restored::Again(What::PutBack)
                 }
-                None => false,
+                None => Restored::Refused,
             };
         };
         let present = match &job.place {
@@ -213,16 +327,16 @@ impl Database {
                 let Some(Place::Leased(lease)) = place.filter(
                     |place| matches!(place, Place::Leased(lease) if lease.token == said.token),
                 ) else {
-                    return false;
+                    return Restored::Refused;
                 };
                 // A successor takes over what its dead predecessor had ended.
                 if lease.worker != worker {
                     (lease.worker, lease.call) = (worker, said.call);
                 }
-                return true;
+                return Restored::Stood;
             }
             Ordering::Greater if !present => {}
-            _ => return false,
+            _ => return Restored::Refused,
         }
         let (run, place) = (job.run, job.place.clone());
         match place {
@@ -241,11 +355,11 @@ impl Database {
             Place::Ready { .. } | Place::Later { .. } => {}
         }
         self.let_hold(now, worker, said);
-        true
+        Restored::Again(What::ClaimedAgain)
     }
 
     fn let_hold(&mut self, now: Moment, worker: WorkerId, said: &Memory) {
-        let epoch_no = said.epoch_no.min(self.epoch_no);
+        let epoch_no = said.epoch_no.min(self.epoch_no - 1);
         if let Some(job) = self.jobs.get_mut(&said.job) {
             job.run = said.run;
             job.attempts = said.attempt;
@@ -257,6 +371,8 @@ impl Database {
                 max_attempts: said.max_attempts,
                 until: said.until_ms.map(|ms| now + ms),
                 started_at: said.started_at,
+                leaves_effects: said.rerun,
+                given_up: false,
             });
         }
     }

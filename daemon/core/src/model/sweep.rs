@@ -59,8 +59,11 @@ impl Database {
                 .map(|(id, _)| *id)
                 .collect();
             swept.lost = lost.len();
-            self.declare(&lost, WorkerStatus::Lost, now);
-            swept.recovered = self.recover(now);
+            if !lost.is_empty() {
+                self.declare(&lost, WorkerStatus::Lost, now);
+                swept.recovered = self.recover(now);
+            }
+            swept.recovered += self.recover(now);
             self.carry_out_stops();
             swept.promoted = self.promote_due(now);
             self.revocations
@@ -106,6 +109,12 @@ impl Database {
         let closes = self.gate == Gate::Window && all;
         if closes {
             self.gate = Gate::Open;
+            for it in self.expected.values_mut().filter(|it| !it.spoken) {
+                it.absent = true;
+            }
+            if let Some(switch) = self.switches.get_mut(&self.epoch_no) {
+                switch.closed = true;
+            }
         }
         closes
     }
@@ -117,14 +126,16 @@ impl Database {
                 worker.status = status;
                 worker.ended_at = Some(now);
             }
-            if let Some(expected) = self.expected.get_mut(id) {
+            if let Some(expected) = self.expected.get_mut(id).filter(|it| !it.spoken) {
                 expected.spoken = true;
+                expected.absent = status == WorkerStatus::Lost;
             }
         }
     }
 
     /// Ends the leases that nobody renews: their own time has passed, or without one their worker is not there.
     pub(super) fn recover(&mut self, now: Moment) -> usize {
+        self.forget_effects();
         let orphans = self.leases(|lease| match lease.until {
             Some(until) => until < now,
             None => !self
@@ -132,6 +143,9 @@ impl Database {
                 .get(&lease.worker)
                 .is_some_and(super::Worker::is_there),
         });
+        for run in &orphans {
+            self.note_recovered(run);
+        }
         // What a worker that left still holds comes from a claim whose answer it never read.
         let (ghosts, lost): (Vec<_>, Vec<_>) = orphans
             .into_iter()

@@ -13,7 +13,8 @@ impl Play<'_> {
             return;
         };
         let word = |answer: Result<&'static str, Refused>| answer.map(|it| vec![it.to_owned()]);
-        match self.random.below(20) {
+        match self.random.below(22) {
+            20..=21 => self.decide(),
             0..=3 => {
                 let answer = self.model.stop(job, Stop::Cancel);
                 self.same(&sql::stop(&self.names, job, Stop::Cancel), word(answer));
@@ -169,7 +170,12 @@ impl Play<'_> {
     pub(crate) fn unusual(&mut self) {
         let nth = self.random.below(self.daemons.len());
         let (id, epoch) = (self.daemons[nth].id, self.model.epoch);
-        match self.random.below(3) {
+        match self.random.below(4) {
+            3 => {
+                if self.random.chance(10) {
+                    self.move_to_other_system();
+                }
+            }
             0 => {
                 let unknown = WorkerId(self.random.uuid());
                 let said = Heartbeat {

@@ -1,11 +1,12 @@
 //! Differences that random histories have found, each as the shortest history that shows it.
 
 use tenure_core::ids::JobId;
-use tenure_core::model::{Gate, NewJob, Place, Refused, Stop};
+use tenure_core::model::{End, Gate, NewJob, Place, Refused, RunEnd, Stop};
 
 use super::play::{Play, START};
 use super::postgres::Postgres;
 use super::sql;
+use super::steps::RERUN;
 
 fn job(job_type: &str) -> NewJob {
     NewJob {
@@ -101,9 +102,8 @@ fn a_sweep_counts_the_jobs_of_the_workers_that_it_declares_lost() {
 fn a_window_is_not_closed_by_time_in_which_nobody_could_speak() {
     play(|play| {
         two_daemons(play);
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.take_copy();
+        play.lose_tail();
         play.attach(0);
         // The new primary is frozen.
         play.pass(100_000);
@@ -119,15 +119,14 @@ fn a_window_is_not_closed_by_time_in_which_nobody_could_speak() {
 fn an_enqueue_that_was_lost_and_is_repeated_waits_for_who_may_hold_the_job() {
     play(|play| {
         two_daemons(play);
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
+        play.take_copy();
         let id = JobId(play.random.uuid_v7(play.now));
         let known = NewJob {
             id: Some(id),
             ..job("mail")
         };
         play.enqueue(std::slice::from_ref(&known));
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.lose_tail();
         play.attach(0);
         play.enqueue(&[known, job("report")]);
         for _ in 0..9 {
@@ -149,9 +148,8 @@ fn what_is_from_before_a_switch_is_not_told_by_clocks() {
             ..job("mail")
         };
         play.enqueue(&[known]);
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.take_copy();
+        play.lose_tail();
         play.now -= 60_000;
         play.attach(0);
         assert_eq!(play.model.stop(id, Stop::Cancel), Err(Refused::Reattaching));
@@ -188,9 +186,8 @@ fn a_new_worker_claims_when_beats_have_told_the_others() {
 #[test]
 fn a_worker_that_nobody_knows_of_is_waited_for() {
     play(|play| {
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
-        play.lose_tail(copy.as_deref(), &earlier);
+        play.take_copy();
+        play.lose_tail();
         let alone = play.new_daemon();
         play.daemons.push(alone);
         play.register(0);
@@ -201,5 +198,45 @@ fn a_worker_that_nobody_knows_of_is_waited_for() {
             play.beat(0, false);
         }
         assert_eq!(play.model.gate, Gate::Open);
+    });
+}
+
+/// An epoch was lost with all that was in it, and the next one got its number: what had been claimed in the lost one looked like
+/// claimed in this one, so a completion counted whose effects were lost.
+#[test]
+fn numbers_of_lost_epochs_come_again() {
+    play(|play| {
+        two_daemons(play);
+        play.take_copy();
+        play.lose_tail();
+        // It falls behind before anybody has opened an epoch.
+        play.take_copy();
+        play.attach_surely(0);
+        play.attach_surely(1);
+        play.enqueue(&[job(RERUN)]);
+        while play.daemons[0].held.is_empty() {
+            play.claim(0);
+        }
+        let memory = play.daemons[0].held.values().next().unwrap().clone();
+        play.write_effects(&memory);
+        let end = RunEnd {
+            job: memory.job,
+            run: memory.run,
+            token: memory.token,
+            end: End::Completed,
+            delay: 0,
+            result: None,
+            follow_ups: Vec::new(),
+        };
+        play.finish(0, vec![(memory.clone(), end)], true);
+        play.lose_tail();
+        // One that knows of no epoch comes first.
+        let new = play.new_daemon();
+        play.daemons.push(new);
+        play.register(2);
+        assert_eq!(play.model.epoch_no, memory.epoch_no);
+        play.attach_surely(0);
+        let place = &play.model.jobs[&memory.job].place;
+        assert!(!matches!(place, Place::Ended(_)), "{place:?}");
     });
 }

@@ -5,7 +5,10 @@
 //! one; the model falls back with it, the daemons do not. `TENURE_DIFF_SEEDS` sets how many histories there are.
 
 mod around;
+mod attach;
 mod daemon;
+mod decide;
+mod effects;
 mod found;
 mod names;
 mod play;
@@ -53,19 +56,25 @@ fn with_lost_tails(postgres: Option<&mut Postgres>, seed: u64) -> Met {
     let switches = if play.random.chance(35) { 2 } else { 1 };
     for _ in 0..switches {
         play.all_beat();
-        let copy = play.postgres.as_mut().map(|postgres| postgres.copy());
-        let earlier = play.model.clone();
+        play.take_copy();
         let steps = play.random.between(3, 18);
         some_steps(&mut play, steps);
         if play.random.chance(50) {
             play.all_beat();
         }
-        play.lose_tail(copy.as_deref(), &earlier);
+        if play.random.chance(20) {
+            play.forget_too_much();
+        }
+        play.lose_tail();
         let steps = play.random.between(4, 12);
         some_steps(&mut play, steps);
         if play.random.chance(40) {
             play.quiet_time();
         }
+    }
+    if play.random.chance(60) {
+        play.come_to_rest();
+        play.retry_switch();
     }
     let steps = play.random.between(10, 25);
     some_steps(&mut play, steps);
@@ -113,6 +122,15 @@ fn hundreds_of_histories_that_lose_a_tail() {
         ("jobs put back", met.put_back),
         ("leases taken over", met.taken_over),
         ("windows", met.windows_left),
+        ("ends written again", met.written_again),
+        ("runs whose effects were lost", met.rerun),
+        ("jobs set aside", met.set_aside),
+        ("holds", met.holds),
+        ("accepted copies", met.accepted),
+        ("resumes", met.resumed),
+        ("jobs retried after a switch", met.retried),
+        ("re-attaches in several calls", met.several_calls),
+        ("lost answers", met.answers_lost),
     ];
     expect(&met, &found);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tenure_core::ids::JobId;
+use tenure_core::ids::{JobId, Token};
 use tenure_core::model::{Database, Refused};
 use tenure_embedded::Row;
 use uuid::Uuid;
@@ -31,6 +31,16 @@ pub(crate) struct Met {
     pub(crate) taken_over: u64,
     pub(crate) history: u64,
     pub(crate) windows_left: u64,
+    pub(crate) written_again: u64,
+    pub(crate) rerun: u64,
+    pub(crate) effects: u64,
+    pub(crate) holds: u64,
+    pub(crate) accepted: u64,
+    pub(crate) resumed: u64,
+    pub(crate) set_aside: u64,
+    pub(crate) retried: u64,
+    pub(crate) several_calls: u64,
+    pub(crate) answers_lost: u64,
 }
 
 impl std::ops::AddAssign for Met {
@@ -47,7 +57,24 @@ impl std::ops::AddAssign for Met {
         self.taken_over += more.taken_over;
         self.history += more.history;
         self.windows_left += more.windows_left;
+        self.written_again += more.written_again;
+        self.rerun += more.rerun;
+        self.effects += more.effects;
+        self.holds += more.holds;
+        self.accepted += more.accepted;
+        self.resumed += more.resumed;
+        self.set_aside += more.set_aside;
+        self.retried += more.retried;
+        self.several_calls += more.several_calls;
+        self.answers_lost += more.answers_lost;
     }
+}
+
+/// A server that has fallen behind, and may become the primary.
+pub(crate) struct Standby {
+    database: Option<String>,
+    pub(crate) model: Database,
+    effects: BTreeSet<Token>,
 }
 
 pub(crate) struct Play<'p> {
@@ -63,6 +90,11 @@ pub(crate) struct Play<'p> {
     pub(crate) jobs: Vec<JobId>,
     /// Jobs that a person has opened again, which may run again.
     pub(crate) reopened: BTreeSet<JobId>,
+    /// What handlers have written into this database beside their jobs, by run. A lost tail takes it along.
+    pub(crate) effects: BTreeSet<Token>,
+    /// The runs whose handlers have written so, which no loss changes.
+    pub(crate) asserted: BTreeSet<Token>,
+    pub(crate) standby: Option<Standby>,
     pub(crate) met: Met,
     seed: u64,
     log: Vec<String>,
@@ -84,6 +116,9 @@ impl<'p> Play<'p> {
             daemons: Vec::new(),
             jobs: Vec::new(),
             reopened: BTreeSet::new(),
+            effects: BTreeSet::new(),
+            asserted: BTreeSet::new(),
+            standby: None,
             met: Met::default(),
             seed,
             log: Vec::new(),
@@ -199,6 +234,7 @@ impl<'p> Play<'p> {
 
     /// Both show the same, and every job stands in one place.
     pub(crate) fn compare(&mut self) {
+        self.completed_with_its_effect();
         let Some(postgres) = &mut self.postgres else {
             return;
         };
@@ -236,14 +272,30 @@ impl<'p> Play<'p> {
         }
     }
 
-    /// A server that has only what is in the copy becomes the primary, after an outage. Some daemons never come back.
-    pub(crate) fn lose_tail(&mut self, copy: Option<&str>, earlier: &Database) {
+    /// From now on a standby falls behind.
+    pub(crate) fn take_copy(&mut self) {
+        self.standby = Some(Standby {
+            database: self.postgres.as_mut().map(|postgres| postgres.copy()),
+            model: self.model.clone(),
+            effects: self.effects.clone(),
+        });
+    }
+
+    /// The standby becomes the primary, after an outage. Some daemons never come back.
+    pub(crate) fn lose_tail(&mut self) {
+        let Some(standby) = self.standby.take() else {
+            self.fail("there is no standby");
+        };
         self.log.push("  -- the tail is lost".to_owned());
-        if let (Some(postgres), Some(copy)) = (&mut self.postgres, copy) {
+        if let (Some(postgres), Some(copy)) = (&mut self.postgres, &standby.database) {
             postgres.fall_back_to(copy);
         }
-        self.model.fall_back_to(earlier);
+        self.model.fall_back_to(&standby.model);
+        self.effects = standby.effects;
         self.met.switches += 1;
+        if self.random.chance(12) {
+            self.move_to_other_system();
+        }
         let outage = self.random.between(0, 4) * 1_000;
         self.pass(outage);
         for nth in 0..self.daemons.len() {

@@ -132,6 +132,11 @@ impl Postgres {
         self.must("DELETE FROM here");
     }
 
+    /// It looks as if it had been copied from another system.
+    pub(crate) fn move_to_other_system(&mut self) {
+        self.must("UPDATE cluster SET system_id = system_id + 1");
+    }
+
     pub(crate) fn drop(&mut self, database: &str) {
         if !database.is_empty() {
             self.admin(&format!("DROP DATABASE {database}"));
@@ -177,8 +182,9 @@ impl Postgres {
         self.must(&format!(
             "SET model.now = {now}; DELETE FROM job; DELETE FROM ready; DELETE FROM requeued; DELETE FROM later; DELETE FROM lease; DELETE FROM outcome; \
              DELETE FROM attempt; DELETE FROM key_owner; DELETE FROM edit; DELETE FROM stop_request; DELETE FROM dead_letter; DELETE FROM worker; DELETE FROM beat; \
-             DELETE FROM revocation; DELETE FROM expected; DELETE FROM here; DELETE FROM lane; \
-             UPDATE cluster SET epoch_no = 1, gate = 'open', mark = 0, opened_at = clock_timestamp(); UPDATE sweep SET swept_at = clock_timestamp(); \
+             DELETE FROM revocation; DELETE FROM expected; DELETE FROM here; DELETE FROM lane; DELETE FROM switch; DELETE FROM switch_job; DELETE FROM effect; \
+             UPDATE cluster c SET epoch_no = 1, gate = 'open', mark = 0, opened_at = clock_timestamp(), unaccepted = false, uncovered = false, \
+               system_id = f.system_id, timeline = f.timeline FROM server_facts() f; UPDATE sweep SET swept_at = clock_timestamp(); \
              INSERT INTO here (epoch) SELECT epoch FROM cluster"
         ));
     }

@@ -1,9 +1,8 @@
 //! What daemons say, and what they make of the answers.
 
-use tenure_core::ids::{Call, JobId, Token, WorkerId};
+use tenure_core::ids::{Call, JobId, WorkerId};
 use tenure_core::model::{
-    Claim, Database, End, EndAnswer, Gate, Heartbeat, Kept, Memory, Place, Reattach,
-    ReattachAnswer, Refused, Registration, RunEnd, Statement,
+    Claim, Database, EndAnswer, Gate, Heartbeat, Memory, Refused, Registration, RunEnd,
 };
 use uuid::Uuid;
 
@@ -27,6 +26,10 @@ impl Play<'_> {
         let Some(epoch) = daemon.epoch else {
             return;
         };
+        // Before its last statement was answered a beat would prove what is not here.
+        if !daemon.attached {
+            return;
+        }
         daemon.beat += 1;
         // The last call may still be under way.
         let settled = Call(daemon.call.0 - i64::from(self.random.chance(20)));
@@ -41,6 +44,10 @@ impl Play<'_> {
         let statement = sql::heartbeat(&self.names, id, epoch, &said);
         let lines = answer.clone().map(|it| sql::heartbeat_lines(&it));
         self.same(&statement, lines);
+        if self.random.chance(4) {
+            // The answer does not come.
+            return;
+        }
         match answer {
             Ok(answer) => {
                 self.met.ghosts += answer.ghosts as u64;
@@ -80,140 +87,14 @@ impl Play<'_> {
                 daemon.epoch = Some(opened.epoch);
                 daemon.epoch_no = opened.epoch_no;
                 daemon.confirmed(sent);
-                let replay = !daemon.said.is_empty()
-                    || !daemon.unsaid.is_empty()
-                    || daemon.predecessor.is_some();
-                if replay {
+                (daemon.spoken, daemon.attached) = (true, true);
+                if daemon.replay {
+                    (daemon.spoken, daemon.attached) = (false, false);
                     self.reattach(nth, None);
                 }
             }
             Err(refused) => {
                 self.same(&statement, Err(refused));
-            }
-        }
-    }
-
-    /// Learns the present epoch, opens it if need be, and says what it holds and what it finished.
-    pub(crate) fn attach(&mut self, nth: usize) {
-        let daemon = &self.daemons[nth];
-        let (id, seen) = (daemon.id, daemon.epoch_no);
-        let opened = self.model.open_epoch(self.now, id, seen);
-        let beat = opened.beat.map_or("-".to_owned(), |beat| beat.to_string());
-        let rest = format!("{} {} {beat}", opened.epoch_no, state::gate(opened.gate));
-        self.named(&sql::open_epoch(id, seen), &[(opened.epoch.0, rest)]);
-        let daemon = &mut self.daemons[nth];
-        daemon.epoch = Some(opened.epoch);
-        daemon.epoch_no = opened.epoch_no;
-        // What the shown beat proves need not be said, but may.
-        let all = self.random.chance(20);
-        self.reattach(nth, opened.beat.filter(|_| !all));
-    }
-
-    fn reattach(&mut self, nth: usize, shown: Option<i64>) {
-        let (now, sent) = (self.now, self.mono);
-        let daemon = &mut self.daemons[nth];
-        let Some(epoch) = daemon.epoch else {
-            return;
-        };
-        let mut statements: Vec<Statement> =
-            daemon.held.values().cloned().map(Statement::Hold).collect();
-        for (bucket, memory, end) in &daemon.said {
-            if shown.is_none_or(|shown| *bucket > shown) {
-                statements.push(Statement::Ended(memory.clone(), end.clone()));
-            }
-        }
-        statements.extend(
-            daemon
-                .unsaid
-                .iter()
-                .map(|(memory, end)| Statement::Ended(memory.clone(), end.clone())),
-        );
-        self.random.shuffle(&mut statements);
-        let said = Reattach {
-            beat: daemon.beat,
-            statements,
-            roster: daemon.roster.iter().copied().collect(),
-            registration: Some(daemon.registration),
-            predecessors: daemon.predecessor.into_iter().collect(),
-        };
-        let id = daemon.id;
-        let before = self.model.clone();
-        let answers = self.model.reattach(now, id, epoch, &said);
-        let statement = sql::reattach(&self.names, id, epoch, &said);
-        let lines = answers.clone().map(|answers| {
-            let pairs = said.statements.iter().zip(&answers);
-            pairs
-                .map(|(statement, answer)| sql::reattach_line(statement, answer))
-                .collect()
-        });
-        self.same(&statement, lines);
-        let Ok(answers) = answers else {
-            return;
-        };
-        self.present_epoch_stands(&before, &said);
-        let alive = self
-            .model
-            .workers
-            .get(&id)
-            .is_some_and(|it| it.ended_at.is_none());
-        let daemon = &mut self.daemons[nth];
-        daemon.predecessor = None;
-        if alive {
-            daemon.confirmed(sent);
-        }
-        daemon.unsaid.clear();
-        for (statement, answer) in said.statements.iter().zip(&answers) {
-            let memory = statement.memory();
-            match (statement, answer) {
-                (Statement::Hold(_), ReattachAnswer::Held(Kept::Keep)) => self.met.restored += 1,
-                (Statement::Hold(_), _) => {
-                    daemon.held.remove(&memory.job);
-                }
-                (Statement::Ended(_, end), answer) => {
-                    daemon.said.retain(|(_, it, _)| it.token != memory.token);
-                    // What is only history has been overruled.
-                    if *answer != ReattachAnswer::Ended(EndAnswer::History) {
-                        daemon.remember(memory.clone(), end.clone());
-                    }
-                }
-            }
-            self.met.put_back += u64::from(
-                !before.jobs.contains_key(&memory.job) && self.model.jobs.contains_key(&memory.job),
-            );
-        }
-        self.met.taken_over += (self.model.revocations.len() - before.revocations.len()) as u64;
-        self.met.windows_left +=
-            u64::from(before.gate == Gate::Window && self.model.gate == Gate::Open);
-    }
-
-    /// What was claimed or ended in the present epoch is not changed by what is said about an earlier one.
-    fn present_epoch_stands(&self, before: &Database, said: &Reattach) {
-        for (id, job) in &before.jobs {
-            let named = |token: Token| said.statements.iter().any(|it| it.memory().token == token);
-            let stands = match &job.place {
-                Place::Ended(outcome) => outcome.epoch_no == before.epoch_no,
-                Place::Leased(lease) => {
-                    lease.epoch_no == before.epoch_no
-                        && !named(lease.token)
-                        && !said.predecessors.contains(&lease.worker)
-                }
-                _ => false,
-            };
-            let lost = |place: &Place| match place {
-                Place::Leased(lease) => {
-                    before
-                        .workers
-                        .get(&lease.worker)
-                        .is_none_or(|it| it.ended_at.is_some())
-                        || lease.until.is_some()
-                }
-                _ => false,
-            };
-            if stands && self.model.jobs.get(id) != Some(job) && !lost(&job.place) {
-                self.fail(&format!(
-                    "job {id} of the present epoch was changed by a re-attach: {job:?} to {:?}",
-                    self.model.jobs.get(id)
-                ));
             }
         }
     }
@@ -246,6 +127,7 @@ impl Play<'_> {
                     )
                 })
                 .collect(),
+            rerun: vec![super::steps::RERUN.to_owned()],
             total: self
                 .random
                 .chance(70)
@@ -273,6 +155,9 @@ impl Play<'_> {
             })
             .collect();
         self.named(&statement, &expected);
+        if before.gate == Gate::Hold && !jobs.is_empty() {
+            self.fail("a claim under hold");
+        }
         for job in &jobs {
             self.may_run(&before, job.job);
         }
@@ -290,6 +175,7 @@ impl Play<'_> {
                 epoch_no: self.model.epoch_no,
                 started_at: self.now,
                 until_ms: None,
+                rerun: asked.job_type == super::steps::RERUN,
                 asked: Some(asked),
             };
             let daemon = &mut self.daemons[nth];
@@ -303,17 +189,18 @@ impl Play<'_> {
     /// No living daemon holds it or has finished it, as far as the daemon has reached this epoch in time.
     fn may_run(&self, before: &Database, job: JobId) {
         for daemon in self.daemons.iter().filter(|daemon| !daemon.dead) {
-            let here = daemon.epoch == Some(before.epoch) || self.mono < daemon.trusted_until;
+            let spoken = daemon.spoken && daemon.epoch == Some(before.epoch);
+            let here = spoken || self.mono < daemon.trusted_until;
             if daemon.held.contains_key(&job) {
                 self.fail(&format!(
                     "job {job} is given out while {} holds it",
                     daemon.id
                 ));
             }
-            let finished = daemon.said.iter().any(|(_, memory, end)| {
-                memory.job == job
-                    && daemon.own.contains(&memory.token)
-                    && matches!(end.end, End::Completed | End::Failed { last: true })
+            let finished = daemon.finished.iter().any(|(_, it, epoch)| {
+                let effects_lost =
+                    it.rerun && *epoch != before.epoch && !self.effects.contains(&it.token);
+                it.job == job && !effects_lost
             });
             if finished && here && !self.reopened.contains(&job) {
                 self.fail(&format!(

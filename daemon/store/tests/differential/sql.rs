@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use tenure_core::ids::{Call, Epoch, JobId, Run, WorkerId};
 use tenure_core::model::{
-    Asked, BeatAnswer, Claim, End, EndAnswer, Heartbeat, Hold, Kept, Memory, NewJob, Reattach,
-    ReattachAnswer, Registration, Review, RunEnd, Statement, Stop,
+    Asked, BeatAnswer, Claim, End, EndAnswer, Heartbeat, Hold, Kept, Memory, NewJob, Probe,
+    Reattach, ReattachAnswer, Registration, Review, RunEnd, Statement, Stop,
 };
 use uuid::Uuid;
 
@@ -134,8 +134,10 @@ pub(crate) fn claim(names: &Names, worker: WorkerId, epoch: Epoch, claim: &Claim
             .iter()
             .map(|lane| format!("(SELECT lane FROM lane WHERE job_type = '{}')", lane.0)),
     );
+    let rerun = list(claim.rerun.iter().map(|it| text(Some(it))));
     format!(
-        "SELECT token, id, run, attempt, max_attempts FROM claim_job_batch('{worker}', {}, {}, ARRAY[{lanes}]::int[], ARRAY[{}]::int[], {}, ARRAY[{}]::int[])",
+        "SELECT token, id, run, attempt, max_attempts FROM claim_job_batch('{worker}', {}, {}, ARRAY[{lanes}]::int[], ARRAY[{}]::int[], {}, ARRAY[{}]::int[], \
+         options => jsonb_build_object('rerun', ARRAY(SELECT lane FROM lane WHERE job_type IN ({rerun}))))",
         uuid(names.database(epoch.0)),
         claim.call,
         list(claim.lanes.iter().map(|lane| lane.1)),
@@ -209,7 +211,7 @@ fn row(asked: &Asked) -> String {
 
 fn memory(names: &Names, it: &Memory) -> String {
     format!(
-        "'job', {}, 'run', {}, 'token', {}, 'call', {}, 'attempt', {}, 'max_attempts', {}, 'epoch_no', {}, 'started_at', {}, 'until_ms', {}, 'row', {}",
+        "'job', {}, 'run', {}, 'token', {}, 'call', {}, 'attempt', {}, 'max_attempts', {}, 'epoch_no', {}, 'started_at', {}, 'until_ms', {}, 'row', {}, 'rerun', {}",
         uuid(names.database(it.job.0)),
         it.run,
         uuid(names.database(it.token.0)),
@@ -219,15 +221,20 @@ fn memory(names: &Names, it: &Memory) -> String {
         it.epoch_no,
         at(it.started_at),
         number(it.until_ms),
-        it.asked.as_ref().map_or("NULL".to_owned(), row)
+        it.asked.as_ref().map_or("NULL".to_owned(), row),
+        it.rerun
     )
 }
 
 pub(crate) fn reattach(names: &Names, worker: WorkerId, epoch: Epoch, said: &Reattach) -> String {
     let statements = said.statements.iter().map(|it| match it {
         Statement::Hold(it) => format!("jsonb_build_object('kind', 'hold', {})", memory(names, it)),
-        Statement::Ended(it, ended) => format!(
-            "jsonb_build_object({}) || jsonb_build_object({})",
+        Statement::Ended {
+            memory: it,
+            end: ended,
+            confirmed,
+        } => format!(
+            "jsonb_build_object({}) || jsonb_build_object({}, 'confirmed', {confirmed})",
             memory(names, it),
             end(names, ended)
         ),
@@ -247,6 +254,32 @@ pub(crate) fn reattach(names: &Names, worker: WorkerId, epoch: Epoch, said: &Rea
             list(said.predecessors.iter().map(|id| uuid(id.0)))
         );
     }
+    if said.more {
+        options.push_str(" || '{\"more\": true}'");
+    }
+    if !said.held.is_empty() {
+        let held = said.held.iter().map(|it| uuid(names.database(it.0)));
+        let _ = write!(
+            options,
+            " || jsonb_build_object('held', ARRAY[{}])",
+            list(held)
+        );
+    }
+    if !said.covers.is_empty() {
+        let covers = said.covers.iter().map(|it| {
+            format!(
+                "jsonb_build_object('worker', {}, 'from', {}, 'ms', 5000, 'predecessor', {})",
+                uuid(it.worker.0),
+                it.from,
+                it.predecessor
+            )
+        });
+        let _ = write!(
+            options,
+            " || jsonb_build_object('covers', jsonb_build_array({}))",
+            list(covers)
+        );
+    }
     format!(
         "SELECT job, run, token, answer, status FROM reattach('{worker}', {}, {}, jsonb_build_array({}), ARRAY[{}]::uuid[], {options})",
         uuid(names.database(epoch.0)),
@@ -258,19 +291,32 @@ pub(crate) fn reattach(names: &Names, worker: WorkerId, epoch: Epoch, said: &Rea
 
 pub(crate) fn reattach_line(said: &Statement, answer: &ReattachAnswer) -> String {
     match (said, answer) {
-        (Statement::Ended(_, said), ReattachAnswer::Ended(answer)) => end_line(said, *answer),
+        (Statement::Ended { end, .. }, ReattachAnswer::Ended(answer)) => end_line(end, *answer),
         (said, answer) => {
-            let kept = *answer == ReattachAnswer::Held(Kept::Keep);
+            let answer = match answer {
+                ReattachAnswer::Held(Kept::Keep) => "kept",
+                ReattachAnswer::Held(Kept::Rerun) => "rerun",
+                _ => "stop",
+            };
             let it = said.memory();
-            format!(
-                "{} {} {} {} -",
-                it.job,
-                it.run,
-                it.token,
-                if kept { "kept" } else { "stop" }
-            )
+            format!("{} {} {} {answer} -", it.job, it.run, it.token)
         }
     }
+}
+
+pub(crate) fn probe(worker: WorkerId) -> String {
+    format!("SELECT epoch, epoch_no, gate, in_epoch, beat FROM probe('{worker}')")
+}
+
+pub(crate) fn probe_line(it: &Probe) -> String {
+    let in_epoch = if it.in_epoch { "t" } else { "f" };
+    let beat = it.beat.map_or("-".to_owned(), |beat| beat.to_string());
+    format!(
+        "{} {} {} {in_epoch} {beat}",
+        it.epoch,
+        it.epoch_no,
+        state::gate(it.gate)
+    )
 }
 
 pub(crate) fn stop(names: &Names, job: JobId, stop: Stop) -> String {

@@ -33,8 +33,14 @@ fn place(job: &Job) -> (&'static str, String) {
         Place::Leased(it) => {
             let until = or_dash(it.until);
             let text = format!(
-                "lease {} {} {} {} {} {until} {}",
-                it.token, it.worker, it.call, it.epoch_no, it.max_attempts, it.started_at
+                "lease {} {} {} {} {} {until} {} {}",
+                it.token,
+                it.worker,
+                it.call,
+                it.epoch_no,
+                it.max_attempts,
+                it.started_at,
+                i32::from(it.leaves_effects) * 32 + i32::from(it.given_up) * 64
             );
             ("running", text)
         }
@@ -116,7 +122,26 @@ pub(crate) fn of_model(model: &Database) -> Vec<String> {
         ));
     }
     for (id, it) in &model.expected {
-        lines.push(format!("expected {id} {} {}", it.lease_ttl, it.spoken));
+        lines.push(format!(
+            "expected {id} {} {} {}",
+            it.lease_ttl, it.spoken, it.absent
+        ));
+    }
+    for (epoch_no, it) in &model.switches {
+        lines.push(format!(
+            "switch {epoch_no} {} {} {} {} {}",
+            it.other_system, it.uncovered, it.decided, it.closed, it.claimed
+        ));
+    }
+    for ((epoch_no, job, run, what), worker) in &model.switch_jobs {
+        let worker = or_dash(worker.as_ref());
+        lines.push(format!(
+            "switched {epoch_no} {job} {run} {} {worker}",
+            what.name()
+        ));
+    }
+    for (token, job) in &model.effects {
+        lines.push(format!("effect {token} {job}"));
     }
     for job_type in &model.job_types {
         lines.push(format!(
@@ -125,13 +150,15 @@ pub(crate) fn of_model(model: &Database) -> Vec<String> {
         ));
     }
     lines.push(format!(
-        "cluster {} {} {} {} {} {}",
+        "cluster {} {} {} {} {} {} {} {}",
         model.epoch,
         model.epoch_no,
         gate(model.gate),
         model.opened_at,
         model.here,
-        model.swept_at
+        model.swept_at,
+        model.unaccepted,
+        model.uncovered
     ));
     lines.sort();
     lines
@@ -143,8 +170,8 @@ pub(crate) const OF_DATABASE: &str = "
 SELECT format('job %s %s %s %s %s %s %s', id, job_type, tenant, priority, coalesce(unique_key, '-'), coalesce(max_attempts::text, '-'), ms(created_at)) FROM job
 UNION ALL SELECT format('place %s pending %s %s %s ready', id, run, attempts, flags & 5) FROM ready
 UNION ALL SELECT format('place %s scheduled %s %s %s later %s %s', id, run, attempts, flags & 5, ms(due), waits_for) FROM later
-UNION ALL SELECT format('place %s running %s %s %s lease %s %s %s %s %s %s %s', id, run, attempts, flags & 5, token, worker, call, epoch_no, max_attempts,
-  coalesce(ms(until)::text, '-'), ms(started_at)) FROM lease
+UNION ALL SELECT format('place %s running %s %s %s lease %s %s %s %s %s %s %s %s', id, run, attempts, flags & 5, token, worker, call, epoch_no, max_attempts,
+  coalesce(ms(until)::text, '-'), ms(started_at), flags & 96) FROM lease
 UNION ALL SELECT format('place %s %s %s %s %s outcome %s %s %s %s', id, status, run, attempts, flags & 5, coalesce(token::text, '-'), coalesce(worker::text, '-'), epoch_no,
   coalesce(result::text, '-')) FROM outcome
 UNION ALL SELECT format('edit %s %s', j.id, coalesce(e.data::text, '-')) FROM job j LEFT JOIN edit e ON e.id = j.id
@@ -156,15 +183,20 @@ UNION ALL SELECT format('stop %s %s', id, kind) FROM stop_request
 UNION ALL SELECT format('revocation %s %s %s %s', worker, job_id, token, ms(revoked_at)) FROM revocation
 UNION ALL SELECT format('worker %s %s %s %s %s %s %s %s %s', w.id, w.status, extract(epoch FROM w.lease_ttl * 1000)::bigint, extract(epoch FROM w.heartbeat * 1000)::bigint,
   CASE WHEN w.admitted THEN 'true' ELSE 'false' END, ms(w.started_at), b.beat, ms(b.beat_at), b.settled) FROM worker w LEFT JOIN beat b ON b.worker = w.id
-UNION ALL SELECT format('expected %s %s %s', worker, extract(epoch FROM lease_ttl * 1000)::bigint, CASE WHEN spoken_at IS NULL THEN 'false' ELSE 'true' END) FROM expected
+UNION ALL SELECT format('expected %s %s %s %s', worker, extract(epoch FROM lease_ttl * 1000)::bigint, word(spoken_at IS NOT NULL), word(absent)) FROM expected
+UNION ALL SELECT format('switch %s %s %s %s %s %s', epoch_no, word(cause = 'other system'), word(uncovered_until IS NOT NULL), word(decided_at IS NOT NULL),
+  word(closed_at IS NOT NULL), word(first_claim_at IS NOT NULL)) FROM switch
+UNION ALL SELECT format('switched %s %s %s %s %s', epoch_no, job_id, run, what, coalesce(worker::text, '-')) FROM switch_job
+UNION ALL SELECT DISTINCT format('effect %s %s', token, job_id) FROM effect
 UNION ALL SELECT format('lane %s %s', job_type, CASE WHEN paused_at IS NULL THEN 'false' ELSE 'true' END) FROM lane
-UNION ALL SELECT format('cluster %s %s %s %s %s %s', c.epoch, c.epoch_no, c.gate, ms(c.opened_at),
-  CASE WHEN EXISTS (SELECT FROM here h WHERE h.epoch = c.epoch) THEN 'true' ELSE 'false' END, ms(s.swept_at)) FROM cluster c, sweep s
+UNION ALL SELECT format('cluster %s %s %s %s %s %s %s %s', c.epoch, c.epoch_no, c.gate, ms(c.opened_at),
+  CASE WHEN EXISTS (SELECT FROM here h WHERE h.epoch = c.epoch) THEN 'true' ELSE 'false' END, ms(s.swept_at), word(c.unaccepted), word(c.uncovered)) FROM cluster c, sweep s
 UNION ALL SELECT format('not in one place %s', j.id) FROM job j LEFT JOIN jobs_all a ON a.id = j.id GROUP BY j.id HAVING count(a.id) <> 1
 UNION ALL SELECT format('requeued without ready %s', q.id) FROM requeued q
   WHERE NOT EXISTS (SELECT FROM ready r WHERE (r.lane, r.priority, r.pos, r.id) = (q.lane, q.priority, q.pos, q.id) AND r.flags & 2 <> 0)
 UNION ALL SELECT format('flag 2 without requeued %s', r.id) FROM ready r WHERE r.flags & 2 <> 0 AND NOT EXISTS (SELECT FROM requeued q WHERE q.id = r.id)
 UNION ALL SELECT format('beat without worker %s', b.worker) FROM beat b WHERE NOT EXISTS (SELECT FROM worker w WHERE w.id = b.worker)";
 
-/// Milliseconds since 1970, for the lines.
-pub(crate) const MS: &str = "CREATE OR REPLACE FUNCTION ms(t timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS 'SELECT round(extract(epoch FROM t) * 1000)::bigint'";
+/// Milliseconds since 1970, and a truth as Rust writes it, for the lines.
+pub(crate) const MS: &str = "CREATE OR REPLACE FUNCTION ms(t timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS 'SELECT round(extract(epoch FROM t) * 1000)::bigint';
+CREATE OR REPLACE FUNCTION word(b boolean) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN b THEN 'true' ELSE 'false' END $$";

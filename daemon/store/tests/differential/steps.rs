@@ -1,13 +1,15 @@
 //! The choice of the next statement.
 
 use tenure_core::ids::{JobId, Run, Token, WorkerId};
-use tenure_core::model::{End, EndAnswer, Hold, Memory, NewJob, RunEnd};
+use tenure_core::model::{End, EndAnswer, Gate, Hold, Memory, NewJob, RunEnd};
 use uuid::Uuid;
 
 use super::play::Play;
 use super::sql;
 
 pub(crate) const JOB_TYPES: [&str; 3] = ["mail", "report", "score"];
+/// Its handlers have their effects in the database of the jobs.
+pub(crate) const RERUN: &str = "score";
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
 impl Play<'_> {
@@ -63,6 +65,10 @@ impl Play<'_> {
         let ms = self.random.between(0, 150);
         self.pass(ms);
         let nth = self.random.below(self.daemons.len());
+        let something = self.model.gate == Gate::Hold || !self.model.switch_jobs.is_empty();
+        if something && self.random.chance(7) {
+            return self.decide();
+        }
         match self.random.below(100) {
             0..=15 => self.enqueue_some(),
             16..=29 => self.by_person(),
@@ -82,7 +88,7 @@ impl Play<'_> {
             return self.register(nth);
         }
         // It learns of another epoch by a refusal, and of that at any call.
-        if daemon.epoch != Some(self.model.epoch) || !self.model.here {
+        if daemon.epoch != Some(self.model.epoch) || !self.model.here || !daemon.attached {
             if self.random.chance(20) {
                 self.beat(nth, false);
             }
@@ -94,16 +100,21 @@ impl Play<'_> {
             self.start_anew(nth);
             return self.register(nth);
         }
+        if self.model.elsewhere && self.random.chance(30) {
+            // It looks at its server at each beat, and sees that it is another one.
+            return self.attach(nth);
+        }
         let trusted = self.mono < daemon.trusted_until;
         match self.random.below(100) {
-            0..=17 => self.beat(nth, false),
+            0..=11 => self.beat(nth, false),
+            12..=14 => self.trim(nth),
+            15..=17 => self.probe(nth),
             18..=54 if trusted => self.claim(nth),
             55..=84 => self.finish_some(nth),
             85..=88 => self.repeat(nth),
             89..=92 => self.hold_one(nth),
             93 => self.attach(nth),
-            94 => self.assert_lease(nth),
-            95 => self.repeat(nth),
+            94..=95 => self.assert_lease(nth),
             96 => self.restart(nth),
             97 => self.leave(nth),
             98 => self.beat(nth, true),
@@ -193,6 +204,7 @@ impl Play<'_> {
 
     fn end(&mut self, memory: &Memory) -> RunEnd {
         let end = match self.random.below(10) {
+            _ if self.asserted.contains(&memory.token) => End::Completed,
             0..=3 => End::Completed,
             4..=5 => End::Failed {
                 last: self.random.chance(30),
@@ -235,6 +247,9 @@ impl Play<'_> {
         let held: Vec<Memory> = daemon.held.values().cloned().collect();
         for memory in held {
             if ends.len() < 4 && self.random.chance(60) {
+                if memory.rerun && self.random.chance(60) {
+                    self.write_effects(&memory);
+                }
                 let end = self.end(&memory);
                 ends.push((memory, end));
             }
@@ -315,11 +330,10 @@ impl Play<'_> {
         let Some(memory) = self.random.pick(&held) else {
             return;
         };
-        let token = if self.random.chance(70) {
-            memory.token
-        } else {
-            Token(self.random.uuid())
-        };
+        if self.random.chance(70) {
+            return self.write_effects(&memory);
+        }
+        let token = Token(self.random.uuid());
         let lines = self
             .model
             .assert_lease(memory.job, token)
