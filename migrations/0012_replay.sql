@@ -204,15 +204,6 @@ BEGIN
         RETURN QUERY SELECT s.job, s.run, s.token, 'busy', NULL::text;
       ELSIF s.kind = 'hold' THEN
         v_answer := CASE WHEN v_kind = 'refused' OR NOT v_alive THEN 'stop' WHEN v_lost THEN 'rerun' ELSE 'kept' END;
-        IF v_answer = 'rerun' THEN
-          -- The handler lives, and may be writing its effects here and now. Then it is asked again; else it comes too late.
-          PERFORM FROM lease l WHERE l.id = s.job AND l.token = s.token FOR UPDATE SKIP LOCKED;
-          IF NOT FOUND OR EXISTS (SELECT FROM effect f WHERE f.token = s.token) THEN
-            RETURN QUERY SELECT s.job, s.run, s.token, 'busy', NULL::text;
-            CONTINUE;
-          END IF;
-          UPDATE lease l SET flags = l.flags | 64 WHERE l.id = s.job;
-        END IF;
         IF v_answer = 'rerun' OR v_answer = 'stop' AND NOT has_ended(s.job, s.run, s.token) THEN
           PERFORM note_switch(v_epoch_no, p_worker_id, s.job, s.run, CASE v_answer WHEN 'rerun' THEN 'rerun' ELSE 'stopped' END);
         END IF;

@@ -59,6 +59,7 @@
 //! assert!(matches!(keeper.on(now, Event::Tick)[..], [Command::Beat { settled: Call(1), .. }]));
 //! ```
 
+use super::ask::Ask;
 use super::calls::Calls;
 use super::command::{Command, Start, Why};
 use super::event::{Event, Refusal};
@@ -81,32 +82,6 @@ struct Held {
     job: JobId,
     call: Call,
     state: State,
-}
-
-/// A question that is repeated until it is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ask {
-    Due(Mono),
-    Asked(Mono),
-}
-
-impl Ask {
-    /// When it is to be asked next, if nothing happens.
-    fn next(self, answer_within: Duration) -> Mono {
-        match self {
-            Self::Due(at) => at,
-            Self::Asked(at) => at + answer_within,
-        }
-    }
-
-    /// Notes it as asked now, if it is time.
-    fn again(&mut self, now: Mono, answer_within: Duration) -> bool {
-        let due = now >= self.next(answer_within);
-        if due {
-            *self = Self::Asked(now);
-        }
-        due
-    }
 }
 
 #[derive(Debug)]

@@ -9,6 +9,7 @@
 //! - `calls`: the account of claim calls, by which the database finds leases nobody knows of.
 //! - [`keeper`]: the machine that decides, told by [`event`]s, answering with [`command`]s.
 
+mod ask;
 mod calls;
 pub mod command;
 pub mod event;
