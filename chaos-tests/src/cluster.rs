@@ -24,6 +24,10 @@ use crate::witness::{Line, What, uptime};
 /// The daemons' names.
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
+/// That nobody is a primary is proven when all standbys have stood still for three seconds; leases must be trusted for longer than
+/// that from the last beat on, or no handler lives through an outage. Of this lease five and a half seconds are trusted.
+const LEASE_TTL: &str = "worker.lease_ttl=10s";
+
 /// A daemon and what it is started with.
 #[derive(Debug)]
 struct Member {
@@ -85,6 +89,7 @@ impl<'a> Cluster<'a> {
                     format!("api.listen=127.0.0.1:{port}"),
                     lab.state_dir(name),
                     "worker.concurrency=4".to_owned(),
+                    LEASE_TTL.to_owned(),
                 ];
                 set.extend(plan.set.iter().map(|&setting| setting.to_owned()));
                 let daemon = daemon(&lab, name, &set);
@@ -189,6 +194,18 @@ impl<'a> Cluster<'a> {
         self.fault.get_or_insert(at);
         self.unreplicated.get_or_insert(at);
         blow(&mut self.lab.server)
+    }
+
+    /// Waits until a daemon has said, after the blow, that it has no primary: a silent server may also only be slow, so that takes a
+    /// while, and is measured only where nobody is promoted before.
+    pub fn until_detected(&self) {
+        let fault = self.fault.unwrap_or_default();
+        self.lab.wait_for(|| {
+            let said = self.watch.said();
+            let without = |said: &&Said| said.at >= fault && said.primary == Some(false);
+            let first = said.iter().find(without);
+            first.map_or(Err("no daemon misses the primary".to_owned()), |_| Ok(()))
+        });
     }
 
     /// Ends replication to all standbys: what commits now is lost by the next switch.

@@ -178,7 +178,7 @@ impl Lab {
             })
             .concat();
         format!(
-            "{handlers}{more}[handlers.reveal]\nexec = {{ command = [\"sh\", {reveal:?}] }}\n[handlers.\"noop*\"]\nnoop = {{}}\n\
+            "{handlers}{more}[handlers.reveal]\nexec = {{ command = [\"sh\", {reveal:?}], kill_grace = \"500ms\" }}\n[handlers.\"noop*\"]\nnoop = {{}}\n\
              [database]\nurl = {url:?}\n[worker]\nname = {name:?}\nconcurrency = 6\nlease_ttl = \"8s\"\nheartbeat = \"1s\"\n\
              [api]\nlisten = \"off\"\n[log]\nformat = \"text\"\n"
         )

@@ -54,7 +54,7 @@ fn an_outage_longer_than_the_lease() {
     cluster.strike(|primary| primary.kill9().unwrap());
     let begun = uptime();
     cluster.lab.wait_for(|| match (uptime() - begun).as_secs() {
-        0..9 => Err("the outage has not lasted longer than the lease".to_owned()),
+        0..11 => Err("the outage has not lasted longer than the lease".to_owned()),
         _ => Ok(()),
     });
     cluster.random.dawdle(2000);

@@ -35,7 +35,8 @@ fn frozen_then_promoted_and_thawed() {
     let old = cluster.lab.server.port();
     cluster.load();
     cluster.strike(|primary| primary.freeze().unwrap());
-    cluster.random.dawdle(2000);
+    cluster.until_detected();
+    cluster.random.dawdle(500);
     cluster.promote();
     cluster.random.dawdle(2000);
     let old = cluster.index_of(old);

@@ -54,7 +54,8 @@ fn packets_are_dropped() {
     let proxy = &cluster.proxies[0];
     proxy.block(true);
     cluster.strike(|primary| primary.kill9().unwrap());
-    cluster.random.dawdle(1500);
+    cluster.until_detected();
+    cluster.random.dawdle(500);
     cluster.promote();
     cluster.finish();
 }
