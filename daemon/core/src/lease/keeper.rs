@@ -67,7 +67,6 @@ use super::limits::Limits;
 use crate::ids::{Beat, Call, Epoch, JobId, Token, WorkerId};
 use crate::time::Mono;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
