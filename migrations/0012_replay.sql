@@ -23,9 +23,11 @@ END $$;
 -- From when to when that was; NULL: all is covered.
 CREATE FUNCTION uncovered_span(p_covers jsonb, OUT since timestamptz, OUT until timestamptz) LANGUAGE sql STABLE AS $$
   SELECT min(b.beat_at), max(clock_timestamp() - coalesce(x.ms, 0) * interval '1 ms')
-  FROM jsonb_to_recordset(p_covers) x(worker uuid, "from" bigint, ms bigint, predecessor boolean) LEFT JOIN beat b ON b.worker = x.worker
+  FROM jsonb_to_recordset(p_covers) x(worker uuid, formerly uuid[], "from" bigint, ms bigint, predecessor boolean)
+  -- One process counts its beats on when it becomes another worker.
+  CROSS JOIN LATERAL (SELECT max(b.beat) AS beat, max(b.beat_at) AS beat_at FROM beat b WHERE b.worker = x.worker OR b.worker = ANY (x.formerly)) b
   -- The row of a worker that ended long ago is gone by right.
-  WHERE b.beat < x."from" OR b.worker IS NULL AND x."from" > 0 AND x.predecessor IS NOT TRUE
+  WHERE b.beat < x."from" OR b.beat IS NULL AND x."from" > 0 AND x.predecessor IS NOT TRUE
 $$;
 
 -- The row of the switch is locked last by all, after the cluster row.
@@ -249,7 +251,7 @@ BEGIN
   PERFORM report_speaker(v_epoch_no, v_uncovered.since, v_uncovered.until, v_without_primary);
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION reattach(uuid, uuid, bigint, jsonb, uuid[], jsonb) IS
-  'Says all that this worker holds (kind hold) and has finished (as in finish), at any time, as often as wanted. A statement has kind, job, run, token, call, attempt, max_attempts, epoch_no, started_at, until_ms, the keys of finish, and row: the whole job. confirmed: the end had been answered before. rerun: its effects are in this database (see assert_lease). Answers: kept | stop (kill its handler) | rerun (kill it and release the job: its effects were lost) | busy | done | history. p_beat: the last heartbeat that was answered. roster: the live workers that it knew. options: name, version, lease_ttl_ms, heartbeat_ms, job_types, concurrency (its registration, which may have been lost); predecessors: workers known to be dead, whose jobs are then free at once; more: further statements follow in another call, and no heartbeat before the last of them; held: the tokens of the statements of all these calls, since what it does not name goes back with the last; covers: objects of worker, from (all ends are remembered that were answered after this heartbeat was sent) and ms (how long ago that was); without_primary_ms: for how long it found no primary.';
+  'Says all that this worker holds (kind hold) and has finished (as in finish), at any time, as often as wanted. A statement has kind, job, run, token, call, attempt, max_attempts, epoch_no, started_at, until_ms, the keys of finish, and row: the whole job. confirmed: the end had been answered before. rerun: its effects are in this database (see assert_lease). Answers: kept | stop (kill its handler) | rerun (kill it and release the job: its effects were lost) | busy | done | history. p_beat: the last heartbeat that was answered. roster: the live workers that it knew. options: name, version, lease_ttl_ms, heartbeat_ms, job_types, concurrency (its registration, which may have been lost); predecessors: workers known to be dead, whose jobs are then free at once; more: further statements follow in another call, and no heartbeat before the last of them; held: the tokens of the statements of all these calls, since what it does not name goes back with the last; covers: objects of worker, from (all ends are remembered that were answered after this heartbeat was sent) ms (how long ago that was), and formerly (ids under which the same process counted its heartbeats before); without_primary_ms: for how long it found no primary.';
 
 -- Who may do what, with what has come since.
 CREATE OR REPLACE FUNCTION grant_roles() RETURNS text[] LANGUAGE plpgsql AS $$

@@ -24,6 +24,9 @@ const ADMITTED: [Duration; 3] = [
     Duration::from_secs(1),
 ];
 
+/// How many of the workers that one process was it remembers.
+const FORMERLY: usize = 8;
+
 impl Heart {
     /// Becomes a worker, and takes over from those that this process or the last one in `state_dir` was.
     pub(crate) async fn register(
@@ -41,6 +44,10 @@ impl Heart {
         now.epoch_no = epoch_no;
         let left = std::mem::take(&mut now.legacy.answered);
         // Should it have to become another worker, that one succeeds this.
+        now.formerly.push(worker);
+        if now.formerly.len() > FORMERLY {
+            now.formerly.remove(0);
+        }
         now.legacy = Legacy {
             workers: vec![worker],
             ..Legacy::default()
@@ -101,8 +108,10 @@ impl Heart {
         let Some(last) = predecessors.last() else {
             return Ok(Vec::new());
         };
-        // Beats are counted on over all that one process was, and the journal's are those of the last worker in it.
+        // The journal's beats are those of the last worker in it.
+        let formerly = link.borrow().formerly.clone();
         let found = session.open_epoch(*last, seen).await?.beat;
+        let found = found.max(self.formerly_found(session, &formerly).await?);
         let mut said: Vec<String> = ends.iter().map(Statement::hold).collect();
         let (covers_from, ago) = self.ends.covers();
         let covers = {
@@ -116,6 +125,7 @@ impl Heart {
             );
             Covers {
                 worker: *last,
+                formerly,
                 from: covers_from.max(now.legacy.covers_from),
                 ago,
                 predecessor: true,
@@ -125,7 +135,8 @@ impl Heart {
         let reattach = Reattach {
             worker,
             epoch,
-            beat: Beat(0),
+            // With this all is here that was answered before that beat was sent, by whichever worker this process was.
+            beat: self.leases.beats().0,
             roster: &[],
             registration: &self.registration,
             predecessors: &predecessors,
@@ -143,6 +154,19 @@ impl Heart {
         Ok(rerun)
     }
 
+    /// The last beat that the database shows of any of the workers that this process was.
+    async fn formerly_found(
+        &self,
+        session: &Session,
+        formerly: &[WorkerId],
+    ) -> Result<Option<Beat>, StoreError> {
+        let mut found = None;
+        for worker in formerly {
+            found = found.max(session.open_epoch(*worker, 0).await?.beat);
+        }
+        Ok(found)
+    }
+
     /// Says all in a new epoch.
     pub(crate) async fn reattach(
         &self,
@@ -152,11 +176,19 @@ impl Heart {
         asked_at: Mono,
     ) -> Result<(), StoreError> {
         let session = self.session(link, heard).await?;
-        let seen = link.borrow().epoch_no;
+        let (seen, formerly) = {
+            let now = link.borrow();
+            (now.epoch_no, now.formerly.clone())
+        };
         let now = session.open_epoch(worker, seen).await?;
+        let found = match now.beat {
+            // Its registration is part of what was lost.
+            None => self.formerly_found(&session, &formerly).await?,
+            found => found,
+        };
         let (running, beat, roster) = self.leases.holds();
         let ends = self.ends.all();
-        let again = self.ends.after(now.beat);
+        let again = self.ends.after(found);
         let held: Vec<Token> = running
             .iter()
             .map(|held| held.token())
@@ -177,6 +209,7 @@ impl Heart {
             held: &held,
             covers: &[Covers {
                 worker,
+                formerly,
                 from,
                 ago,
                 predecessor: false,

@@ -59,6 +59,8 @@ pub(crate) struct Link {
     pings: u32,
     /// What the workers that this one succeeds have left: they are dead.
     pub(crate) legacy: Legacy,
+    /// The workers that this process was before, the latest ones. It counts its beats on over all of them.
+    pub(crate) formerly: Vec<WorkerId>,
     /// A registration whose order has not come to its end.
     pub(crate) registered: Option<(WorkerId, Epoch, i64)>,
     /// One registration at a time: the keeper asks again while an answer is out.
@@ -99,6 +101,7 @@ impl Heart {
             session: None,
             pings: 0,
             legacy: std::mem::take(&mut self.legacy),
+            formerly: Vec::new(),
             registered: None,
             registering: false,
             epoch_no: 0,

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::ids::Beat;
+use tenure_core::ids::{Beat, Epoch, WorkerId};
 use tenure_core::lease::event::Event;
 use tenure_core::primary::{Finding, Primaries, Sight};
 use tenure_core::time::Mono;
@@ -106,8 +106,8 @@ impl Lookout {
         let mut primaries = Primaries::new(prober.hosts(), self.highest);
         loop {
             let sent = clock::now();
-            let member = self.leases.identity();
-            let shown = prober.round(member).await;
+            let member = self.leases.member();
+            let shown = prober.round(self.leases.identity()).await;
             let now = clock::now();
             let sights: Vec<Sight> = shown.iter().map(|shown| shown.sight.clone()).collect();
             let (_, confirmed) = self.leases.beats();
@@ -122,7 +122,7 @@ impl Lookout {
                         self.turn(host, primaries.highest());
                         changed();
                     }
-                    self.follow(&shown[host], finding.changed);
+                    self.follow(&shown[host], finding.changed, member);
                     self.note_safe(host, &sights);
                     self.note_found(now, &prober.name(host), finding.changed);
                     self.note_highest(primaries.highest());
@@ -187,14 +187,15 @@ impl Lookout {
         }
     }
 
-    /// The keeper learns at once what the primary shows, and need not wait for its next beat.
-    fn follow(&self, shown: &Shown, changed: bool) {
+    /// The keeper learns at once what the primary shows, and need not wait for its next beat. `asked` is what this worker was when the
+    /// round was sent: what was asked before it re-attached says nothing of its new epoch.
+    fn follow(&self, shown: &Shown, changed: bool, asked: Option<(WorkerId, Epoch)>) {
         let Some(shows) = shown.epoch else {
             return;
         };
         self.routes.direct.set_synchronous(shows.synchronous);
         self.routes.pool.set_synchronous(shows.synchronous);
-        match self.leases.member() {
+        match self.leases.member().filter(|now| asked == Some(*now)) {
             Some((worker, epoch)) if shows.epoch != epoch || shows.current == Some(false) => {
                 let over = StoreError::OtherEpoch("the primary is in another epoch".to_owned());
                 self.leases.failed(worker, epoch, &over);

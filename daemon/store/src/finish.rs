@@ -67,10 +67,12 @@ pub struct Reattach<'a> {
 }
 
 /// All ends that were answered after the answer to a heartbeat of this worker are remembered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Covers {
     /// The worker.
     pub worker: WorkerId,
+    /// Workers that the same process was before: it counts its heartbeats on.
+    pub formerly: Vec<WorkerId>,
     /// The number of the heartbeat.
     pub from: Beat,
     /// How long ago that was.
