@@ -44,8 +44,12 @@ fn whose_memory_has_a_gap(lab: &Lab) {
         beat: 0,
     };
     let predecessor = r#","predecessor":true"#;
+    // It was the worker of which the database shows beat 5, before it was this one.
+    let formerly = "formerly";
     // Of itself or of a predecessor: from when on it remembers, and the gate then.
-    let cases: [(&str, i64, &str, &str); 7] = [
+    let cases: [(&str, i64, &str, &str); 9] = [
+        ("unknown", 5, formerly, "open"),
+        ("unknown", 6, formerly, "hold"),
         ("itself", 0, "", "open"),
         ("itself", 5, "", "open"),
         ("itself", 6, "", "hold"),
@@ -59,6 +63,12 @@ fn whose_memory_has_a_gap(lab: &Lab) {
         let mut c = db.connect();
         let mut w = worker_at_5(&mut c);
         c.lose_here();
+        let more = if more == formerly {
+            format!(r#","formerly":["{}"]"#, w.id)
+        } else {
+            more.to_owned()
+        };
+        let more = more.as_str();
         let options = covers(if who == "itself" { &w } else { &unknown }, from, more);
         w.reattach(&mut c, &[], &[], &options);
         assert_eq!(gate(&mut c), expected, "{who} from {from}{more}");
