@@ -153,6 +153,18 @@ impl Daemon {
         })
     }
 
+    /// What of the settings will surprise somebody in an outage.
+    #[must_use]
+    pub fn caution(&self) -> Option<String> {
+        let trust = self.limits.trust();
+        (self.direct.address.hosts() > 1 && !self.limits.outlast_outages()).then(|| {
+            format!(
+                "handlers are ended {trust:?} after the last heartbeat, before it can be known that there is no primary anywhere: they do \
+                 not live through an outage. Set worker.lease_ttl to 30s or more, or shorten kill_grace."
+            )
+        })
+    }
+
     /// How it is, for whoever wants to know while it runs.
     #[must_use]
     pub fn status(&self) -> Arc<Status> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::Value;
+use tenure_runtime::daemon::Daemon;
 
 use super::Context;
 use crate::config;
@@ -13,6 +14,13 @@ use crate::output::{Failure, Report, View};
 pub(super) fn check_config(context: &Context) -> Result<(), Failure> {
     let (settings, sources) =
         config::settings(context.common.config.as_deref(), &context.common.set)?;
+    // Made to be asked, not to be run; what it refuses the configuration has been asked about.
+    if let Some(caution) = Daemon::new(settings.clone())
+        .ok()
+        .and_then(|daemon| daemon.caution())
+    {
+        context.warn(&caution);
+    }
     context.output.print(&InForce {
         file: sources.file().map(PathBuf::from),
         settings: config::shown(&settings),

@@ -68,6 +68,9 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
     let heartbeat_limit = settings.worker.lease_ttl;
     let listener = open(&api).await?;
     let daemon = Daemon::new(settings)?;
+    if let Some(caution) = daemon.caution() {
+        tracing::warn!("{caution}");
+    }
     let state = State {
         db: daemon.api_db().map_err(DaemonError::from)?,
         access: Access::new(

@@ -115,6 +115,13 @@ impl Limits {
         self.ttl - self.margin()
     }
 
+    /// Whether the proof that there is no primary comes before trust ends, and handlers live through an outage: standbys must have
+    /// stood still for longer than [`SWEEP_GAP`] by then, and the last beat may have been one beat ago.
+    #[must_use]
+    pub fn outlast_outages(&self) -> bool {
+        self.trust() > SWEEP_GAP + self.beat_every() + TICK
+    }
+
     /// From the sending of one beat to the next: `worker.heartbeat`, but at least three in a trust.
     #[must_use]
     pub fn beat_every(&self) -> Duration {
@@ -143,6 +150,19 @@ mod tests {
         for (ttl, grace, trust) in [(10, 10, 4), (30, 10, 20), (60, 10, 46), (30, 1, 25)] {
             let limits = Limits::new(secs(ttl), secs(3), secs(grace)).unwrap();
             assert_eq!(limits.trust(), secs(trust), "lease_ttl {ttl} s");
+        }
+    }
+
+    #[test]
+    fn short_leases_do_not_outlast_an_outage() {
+        for (ttl, grace, outlasts) in [
+            (30, 10, true),
+            (10, 10, false),
+            (10, 0, true),
+            (60, 10, true),
+        ] {
+            let limits = Limits::new(secs(ttl), secs(1), secs(grace)).unwrap();
+            assert_eq!(limits.outlast_outages(), outlasts, "{ttl} s, {grace} s");
         }
     }
 
