@@ -60,7 +60,10 @@ impl Play<'_> {
         );
         // A person, a later run or the present epoch has gone on from there.
         let overruled = job.is_none_or(|job| match &job.place {
-            Place::Ended(it) => job.run > memory.run || it.epoch_no == self.model.epoch_no,
+            Place::Ended(it) => {
+                let by_person = it.token.is_none() && job.run >= memory.run;
+                by_person || job.run > memory.run || it.epoch_no == self.model.epoch_no
+            }
             Place::Leased(it) => job.run > memory.run || it.epoch_no == self.model.epoch_no,
             Place::Ready { .. } | Place::Later { .. } => job.run >= memory.run,
         });

@@ -2,7 +2,8 @@
 //!
 //! After each statement the answers, and every few statements the whole states, must be the same up to the names of ids, tokens
 //! and epochs. A tail of commits is lost by a copy of the database that is taken at some step and becomes the primary at a later
-//! one; the model falls back with it, the daemons do not. `TENURE_DIFF_SEEDS` sets how many histories there are.
+//! one; the model falls back with it, the daemons do not. `TENURE_DIFF_SEEDS` sets how many histories there are,
+//! `TENURE_DIFF_FIRST` the first seed of those on a server.
 
 mod around;
 mod attach;
@@ -22,10 +23,15 @@ mod steps;
 use play::{Met, Play};
 use postgres::Postgres;
 
-fn seeds(usual: u64) -> u64 {
-    std::env::var("TENURE_DIFF_SEEDS").map_or(usual, |text| {
-        text.parse().expect("TENURE_DIFF_SEEDS is a number")
+fn number(name: &str, usual: u64) -> u64 {
+    std::env::var(name).map_or(usual, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is a number"))
     })
+}
+
+fn seeds(usual: u64) -> u64 {
+    number("TENURE_DIFF_SEEDS", usual)
 }
 
 fn some_steps(play: &mut Play<'_>, count: i64) {
@@ -86,7 +92,8 @@ type History = fn(Option<&mut Postgres>, u64) -> Met;
 fn on_a_server(count: u64, history: History) -> Met {
     let mut postgres = Postgres::start(play::START);
     let mut met = Met::default();
-    for seed in 0..count {
+    let first = number("TENURE_DIFF_FIRST", 0);
+    for seed in first..first + count {
         met += history(Some(&mut postgres), seed);
     }
     println!("{met:?}");
