@@ -66,7 +66,7 @@ pub struct Reattach<'a> {
     pub without_primary: Duration,
 }
 
-/// All ends that were answered after the answer to a heartbeat of this worker are remembered.
+/// All ends that were answered after a heartbeat of this worker was sent are remembered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Covers {
     /// The worker.
