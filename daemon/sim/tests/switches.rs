@@ -102,19 +102,42 @@ fn handlers_outlive_outages_of_any_length() {
     }
 }
 
-/// The simulation can fail: each rule that the daemons break is found.
+/// The simulation can fail: each rule that the daemons break is found. Those that matter rarely are played with seeds in which they do.
 #[test]
 fn broken_rules_are_found() {
-    for (fault, enough) in [
-        (Fault::MemoryOff, 100),
-        (Fault::BucketTooEarly, 300),
-        (Fault::PrimaryUnasked, 300),
+    let many: Vec<u64> = (0..200).collect();
+    for (fault, seeds) in [
+        (Fault::MemoryOff, many.as_slice()),
+        (Fault::BucketTooEarly, many.as_slice()),
+        (Fault::PrimaryUnasked, &[67, 69, 78, 223, 294, 338]),
+        (Fault::OrderedByAttempt, &[393, 437, 441, 520, 576, 895]),
+        (Fault::ProofTooEasy, &[121, 415, 521, 621]),
+        (Fault::RostersIgnored, &[959]),
     ] {
         let world = World { fault, ..usual() };
-        let found = play(enough, world, |_, _| {}).violations;
-        let again = |what: &&Violation| matches!(what, Violation::RunsAgain { .. });
-        assert!(found.iter().any(|it| again(&it)), "{fault:?}: {found:?}");
+        let found = seeds.iter().flat_map(|seed| run(*seed, world).violations);
+        assert!(found.count() > 0, "{fault:?}");
+        // It is this rule that keeps these seeds from going wrong.
+        for seed in seeds.iter().take(6) {
+            flawless(*seed, &run(*seed, usual()));
+        }
     }
+}
+
+/// Not a promise kept but a hole known: a pause of the primary in which its clock stands still too leaves no gap between two sweeps,
+/// so it excuses nobody, while who is cut off from it has proven meanwhile that there is no primary, and trusts for longer. When
+/// this fails the hole is closed, and the test should say so.
+#[test]
+fn a_clock_that_stands_still_is_not_noticed() {
+    let world = World {
+        bad_network: false,
+        bad_replication: false,
+        daemon_troubles: false,
+        clock_stands: true,
+        ..usual()
+    };
+    let doubles = run(32, world).violations;
+    assert!(matches!(doubles[..], [Violation::TwoHandlers { .. }, ..]));
 }
 
 #[test]

@@ -10,6 +10,8 @@ use uuid::Uuid;
 
 /// A primary that falls in a world with one outage does so then.
 const OUTAGE_AT: u64 = 20_000;
+/// A primary whose clock stands still meanwhile is paused soon after this.
+const PAUSE_AT: u64 = 25_000;
 
 /// How long there is trouble in this world.
 pub(super) fn until(outage: Option<std::time::Duration>) -> u64 {
@@ -58,6 +60,9 @@ impl Simulation {
                 cut.push(net.some_time(35_000));
             }
         }
+        if world.clock_stands && daemon == 0 {
+            cuts[0].push(PAUSE_AT - 10_000..net.peace_at);
+        }
         net.partitions.push(cuts);
         if !world.daemon_troubles {
             return;
@@ -84,6 +89,11 @@ impl Simulation {
         let (net, world) = (&mut self.net, self.world);
         if world.outage.is_some() {
             net.at(OUTAGE_AT, Event::Trouble(Trouble::Fall(Fall::Killed)));
+            return;
+        }
+        if world.clock_stands {
+            let pause = net.random.within(PAUSE_AT..PAUSE_AT + 5_000);
+            net.at(pause, Event::Trouble(Trouble::Fall(Fall::Paused)));
             return;
         }
         for host in 0..SERVERS {
@@ -171,7 +181,7 @@ impl Simulation {
             Fall::Frozen => {
                 let promote = later(&mut self.net, 1_000..20_000);
                 let thaw = promote + self.net.random.within(0..15_000);
-                self.cluster.freeze(host, now, thaw);
+                self.freeze(host, thaw);
                 self.schedule(promote, Trouble::Promote { old: host });
                 // It may be fenced before it thaws, or go on for a while as a primary that does not know that it is none.
                 let fenced = if self.net.random.chance(50) {
@@ -208,8 +218,16 @@ impl Simulation {
             }
             Fall::Paused => {
                 let until = later(&mut self.net, 500..45_000);
-                self.cluster.freeze(host, now, until);
+                self.freeze(host, until);
             }
+        }
+    }
+
+    fn freeze(&mut self, host: usize, until: u64) {
+        let now = self.net.now;
+        self.cluster.freeze(host, now, until);
+        if self.world.clock_stands {
+            self.cluster.servers[host].clock -= i64::try_from(until - now).unwrap_or(0);
         }
     }
 

@@ -18,6 +18,9 @@ pub struct World {
     pub daemon_troubles: bool,
     /// An old primary may stay writable beside the new one.
     pub two_primaries: bool,
+    /// Nothing happens to servers but that the primary is paused, and its clock with it, as that of a virtual machine may be; one
+    /// daemon is cut off from it before and after.
+    pub clock_stands: bool,
     /// One primary falls for so long and nothing else happens to servers; `None`: they fall as they like.
     pub outage: Option<Duration>,
     /// What the daemons do wrong, to show that it is found.
@@ -63,6 +66,7 @@ impl World {
             bad_replication: true,
             daemon_troubles: true,
             two_primaries: false,
+            clock_stands: false,
             outage: None,
             fault: Fault::None,
         })
