@@ -124,6 +124,16 @@ fn broken_rules_are_found() {
     }
 }
 
+/// Seeds that failed once: a worker was admitted whom another had not heard of, since the answer to its beat was lost; and a run
+/// that an old primary had given out won over a completion.
+#[test]
+fn seeds_that_failed() {
+    let unheard = run(80_024, usual());
+    flawless(80_024, &unheard);
+    assert!(unheard.counts.closed_on_strangers > 0);
+    flawless(92_583, &run(92_583, usual()));
+}
+
 /// Not a promise kept but a hole known: a pause of the primary in which its clock stands still too leaves no gap between two sweeps,
 /// so it excuses nobody, while who is cut off from it has proven meanwhile that there is no primary, and trusts for longer. When
 /// this fails the hole is closed, and the test should say so.

@@ -173,6 +173,11 @@ impl Daemon {
         self.running && trusted.is_some_and(|until| until.millis() > now)
     }
 
+    /// Whether a beat has told it of this worker.
+    pub(crate) fn has_heard_of(&self, worker: WorkerId) -> bool {
+        self.roster.contains(&worker)
+    }
+
     /// Whether this is its present epoch.
     pub(crate) fn is_in(&self, epoch: Epoch) -> bool {
         self.keeper.member().is_some_and(|(_, mine)| mine == epoch)

@@ -10,7 +10,7 @@ use super::world::{Report, Violation};
 use tenure_core::ids::{Epoch, JobId, Token, WorkerId};
 use tenure_core::model::{
     Database, EndAnswer, Gate, Kept, Outcome, Place, ReattachAnswer, Statement as Said, Status,
-    Worker, WorkerStatus,
+    WorkerStatus,
 };
 
 /// A standby that lacks the sweeps of so many milliseconds shows none.
@@ -48,8 +48,10 @@ pub(crate) struct Judge {
     claimed: BTreeMap<JobId, Knows>,
     completed: BTreeMap<JobId, Knows>,
     spoke: BTreeSet<(Epoch, usize)>,
-    /// Admitted though not all others had been told of them.
+    /// Admitted though not all others had heard of them.
     strangers: BTreeSet<WorkerId>,
+    /// Jobs that an old primary gave out: that run is higher than those of the new side, and wins when its worker comes over.
+    strayed: BTreeSet<JobId>,
 }
 
 /// What the database showed before a statement.
@@ -94,6 +96,9 @@ impl Judge {
                 job,
                 astray,
             } => {
+                if astray {
+                    self.strayed.insert(job);
+                }
                 let excused = astray;
                 self.claimed.insert(job, Knows { daemon, excused });
             }
@@ -221,7 +226,7 @@ impl Judge {
         let Some(knows) = self.completed.remove(&job) else {
             return;
         };
-        if knows.excused || led.is_some() {
+        if knows.excused || led.is_some() || self.strayed.contains(&job) {
             self.report.counts.ran_again_excused += 1;
         } else {
             self.report.violations.push(Violation::RunsAgain { at });
@@ -281,7 +286,7 @@ impl Judge {
             && !before.admitted
             && is_admitted(database, *worker)
         {
-            self.admitted(database, *worker);
+            self.admitted(database, *worker, daemons);
         }
         if before.gate == Gate::Window && database.gate == Gate::Open {
             self.closed((at, time), database, daemons);
@@ -305,14 +310,17 @@ impl Judge {
         }
     }
 
-    fn admitted(&mut self, database: &Database, worker: WorkerId) {
-        let others = database.workers.iter().filter(|(id, _)| **id != worker);
-        let there =
-            |it: &Worker| it.status == WorkerStatus::Live || it.status == WorkerStatus::Draining;
-        if others
-            .into_iter()
-            .any(|(_, other)| there(other) && !other.told)
-        {
+    /// A worker may claim. The others have been told of it, or had the time to ask; but has the answer reached them?
+    fn admitted(&mut self, database: &Database, worker: WorkerId, daemons: &[Daemon]) {
+        let there = |id: &WorkerId| {
+            let row = database.workers.get(id);
+            row.is_some_and(|it| matches!(it.status, WorkerStatus::Live | WorkerStatus::Draining))
+        };
+        let unheard = |daemon: &Daemon| {
+            let other = daemon.worker_asked_for().filter(|it| *it != worker);
+            other.is_some_and(|it| there(&it)) && !daemon.has_heard_of(worker)
+        };
+        if daemons.iter().any(unheard) {
             self.strangers.insert(worker);
         }
     }

@@ -11,8 +11,9 @@
 //! and at the end every job that the primary has, or that a living daemon had claimed, has one outcome; what such a daemon had
 //! completed is complete, and its follow-up is there once.
 //!
-//! Two things are no promise and counted apart: who reaches an old primary that still takes writes is *astray*; and a proof that
-//! there is no primary is *false* where one lives on for others while it is cut off from every standby and from who proves.
+//! Some things are no promise and counted apart: who reaches an old primary that still takes writes is *astray*; a proof that
+//! there is no primary is *false* where one lives on for others while it is cut off from every standby and from who proves; and a
+//! *stranger* is a worker that was admitted though not all others had heard of it, and whose registration was lost then.
 //!
 //! - `world`: which troubles there are, and what a run found.
 //! - `simulation`, `troubles`: the order of events, and what goes wrong.

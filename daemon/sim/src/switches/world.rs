@@ -165,8 +165,8 @@ counts! {
     overlaps_astray,
     /// Overlaps of handlers where one of them was led by a false proof.
     overlaps_misled,
-    /// Windows that closed without a living worker whose registration was lost and whom nobody had been told of: it had been
-    /// admitted when the others had had time to beat, and they had not.
+    /// Windows that closed without a living worker whose registration was lost and of whom nobody else had heard: it had been
+    /// admitted when the others had had time to beat, and they had not, or had not got the answer.
     closed_on_strangers,
     /// Overlaps of handlers where one of them was such a worker's.
     overlaps_strange,
