@@ -12,13 +12,17 @@
 //! - `network`: the queue of events, and the fate of each message.
 //! - `machine`: one daemon with its guard and handlers: what the shell around the keeper does.
 //! - `database`: the rules of the SQL functions.
-//! - `random`: chance from a seed.
+//! - `queue`, `random`: events in the order of time, and chance from a seed.
+//!
+//! [`switches`] is another such simulation: of three servers, one of which is the primary.
 
 mod database;
 mod machine;
 mod network;
+mod queue;
 mod random;
 mod simulation;
+pub mod switches;
 mod world;
 
 pub use database::Counts;

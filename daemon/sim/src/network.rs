@@ -4,9 +4,9 @@
 //! carried out long after nobody waits for the answer any more, as on a half-open connection.
 
 use crate::database::{Answer, Statement};
+use crate::queue::Queue;
 use crate::random::Random;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use tenure_core::ids::{Beat, Call, JobId, Token, WorkerId};
 use tenure_core::time::Mono;
@@ -104,10 +104,7 @@ pub(crate) struct Network {
     pub(crate) starts: Vec<(JobId, Token)>,
     /// How many handlers of each job live.
     pub(crate) living: BTreeMap<JobId, u32>,
-    queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    events: Vec<Option<Event>>,
-    free: Vec<usize>,
-    sequence: u64,
+    queue: Queue<Event>,
     last_worker: u128,
 }
 
@@ -120,35 +117,23 @@ impl Network {
             partitions: Vec::new(),
             starts: Vec::new(),
             living: BTreeMap::new(),
-            queue: BinaryHeap::new(),
-            events: Vec::new(),
-            free: Vec::new(),
-            sequence: 0,
+            queue: Queue::new(),
             last_worker: 0,
         }
     }
 
     pub(crate) fn at(&mut self, time: u64, event: Event) {
-        let slot = self.free.pop().unwrap_or(self.events.len());
-        if slot == self.events.len() {
-            self.events.push(Some(event));
-        } else {
-            self.events[slot] = Some(event);
-        }
-        self.sequence += 1;
-        self.queue
-            .push(Reverse((time.max(self.now), self.sequence, slot)));
+        self.queue.at(time.max(self.now), event);
     }
 
     /// The next event up to `end`, with its time as the present.
     pub(crate) fn next(&mut self, end: u64) -> Option<Event> {
-        let Reverse((time, _, slot)) = self.queue.pop()?;
+        let (time, event) = self.queue.next()?;
         if time > end {
             return None;
         }
         self.now = time;
-        self.free.push(slot);
-        self.events[slot].take()
+        Some(event)
     }
 
     pub(crate) fn fresh_worker(&mut self) -> WorkerId {

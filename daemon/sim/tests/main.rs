@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_sim::{Report, Violation, World, run};
 
 fn seeds() -> u64 {
-    std::env::var("TENURE_SIM_SEEDS").map_or(2_000, |text| {
+    std::env::var("TENURE_SIM_SEEDS").map_or(1_000, |text| {
         text.parse().expect("TENURE_SIM_SEEDS is a number")
     })
 }
