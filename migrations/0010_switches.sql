@@ -4,8 +4,9 @@
 -- The system identifier and the highest timeline that this installation was seen on; NULL: the server does not tell.
 -- unaccepted: it is a copy on another system, and nobody has said that it is the one to use.
 -- uncovered: more was lost than any worker remembers. While either is true the gate is on hold.
+-- instead_of: a person has said that this server is used in place of one with a timeline up to that.
 ALTER TABLE cluster ADD COLUMN system_id bigint, ADD COLUMN timeline int,
-  ADD COLUMN unaccepted boolean NOT NULL DEFAULT false, ADD COLUMN uncovered boolean NOT NULL DEFAULT false;
+  ADD COLUMN unaccepted boolean NOT NULL DEFAULT false, ADD COLUMN uncovered boolean NOT NULL DEFAULT false, ADD COLUMN instead_of int;
 -- Did not speak before the window closed.
 ALTER TABLE expected ADD COLUMN absent boolean NOT NULL DEFAULT false;
 
@@ -59,7 +60,8 @@ UPDATE cluster c SET system_id = f.system_id, timeline = f.timeline FROM server_
 
 CREATE FUNCTION probe(p_worker_id uuid, options jsonb DEFAULT '{}') RETURNS TABLE (
   in_recovery boolean, read_only boolean, synchronous boolean, system_id bigint, timeline int, started_at timestamptz,
-  epoch uuid, epoch_no bigint, gate text, in_epoch boolean, beat bigint, swept_at timestamptz
+  epoch uuid, epoch_no bigint, gate text, in_epoch boolean, beat bigint, swept_at timestamptz,
+  received bigint, instead_of int
 ) LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
@@ -79,10 +81,12 @@ BEGIN
   END IF;
   beat := (SELECT b.beat FROM beat b WHERE b.worker = p_worker_id);
   swept_at := (SELECT s.swept_at FROM sweep s);
+  received := pg_last_wal_receive_lsn() - '0/0'::pg_lsn;
+  instead_of := v_cluster.instead_of;
   RETURN NEXT;
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION probe(uuid, jsonb) IS
-  'What this server is and what it shows, also on a standby. in_epoch: the epoch is good here; false: somebody must call open_epoch; NULL on a standby. beat: the last heartbeat of this worker that it shows; all that the worker was told before it sent that one is there too.';
+  'What this server is and what it shows, also on a standby. in_epoch: the epoch is good here; false: somebody must call open_epoch; NULL on a standby. beat: the last heartbeat of this worker that it shows; all that the worker was told before it sent that one is there too. received: how much WAL a standby has received, in bytes. instead_of: a person has said that this server is used in place of one with a timeline up to that.';
 
 -- Whoever comes first after a crash, a promotion or a restore opens the new epoch.
 CREATE OR REPLACE FUNCTION open_epoch(p_worker_id uuid, options jsonb DEFAULT '{}')
@@ -211,7 +215,11 @@ BEGIN
   END IF;
   SELECT * INTO v_cluster FROM cluster;
   -- What is from before is seen by its position: the clock of this server may be behind that of the last one.
-  IF NOT EXISTS (SELECT FROM here h WHERE h.epoch = v_cluster.epoch) OR v_cluster.gate = 'window' AND coalesce(v_pos, 0) <= v_cluster.mark THEN
+  IF NOT EXISTS (SELECT FROM here h WHERE h.epoch = v_cluster.epoch) OR v_cluster.gate = 'window' AND (coalesce(v_pos, 0) <= v_cluster.mark
+    -- A follow-up job that a re-attach put in again stands beyond the mark, and its worker may be about to say what became of it.
+    OR EXISTS (SELECT FROM ready r WHERE r.id = p_id AND r.flags & 16 <> 0 AND (r.lane, r.priority, r.pos) IN (
+      SELECT q.lane, q.priority, q.pos FROM requeued q WHERE q.id = p_id UNION ALL SELECT j.lane, j.priority, j.pos FROM job j WHERE j.id = p_id)))
+  THEN
     PERFORM refuse('TN002', 'workers are re-attaching after a switch or restart of the database', 'Try again in a moment.');
   ELSIF v_cluster.gate = 'hold' THEN
     PERFORM refuse('TN003', 'the gate is on hold after a switch: ' || hold_reason(v_cluster), 'Nothing is claimed until a person decides: see `tenure cluster status`.');
@@ -235,19 +243,22 @@ END $$;
 
 CREATE FUNCTION accept_cluster(reason text, options jsonb DEFAULT '{}') RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
+  v_by text := coalesce(options ->> 'by', session_user);
+  v_timeline int := (options ->> 'timeline')::int;
   v_epoch_no bigint;
 BEGIN
   IF coalesce(btrim(reason), '') = '' THEN
-    PERFORM refuse('TN007', 'reason is missing: say why this copy is the one to use');
+    PERFORM refuse('TN007', 'reason is missing: say why this server is the one to use');
   END IF;
+  UPDATE cluster c SET instead_of = v_timeline WHERE v_timeline > coalesce(c.instead_of, 0);
   UPDATE cluster c SET unaccepted = false WHERE c.unaccepted RETURNING c.epoch_no INTO v_epoch_no;
-  IF v_epoch_no IS NULL THEN
+  IF v_epoch_no IS NULL AND v_timeline IS NULL THEN
     PERFORM refuse('TN006', 'there is nothing to accept: this database is on the system on which it was', 'See `tenure cluster status`.');
   END IF;
-  RETURN leave_hold(v_epoch_no, coalesce(options ->> 'by', session_user), 'accepted: ' || reason);
+  RETURN leave_hold(v_epoch_no, v_by, 'accepted: ' || reason);
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION accept_cluster(text, jsonb) IS
-  'A person says that this copy, on another system than before, is the one to use. No daemon may work on the original any more. Answers with the gate: window, open, or hold when something else is to be decided. options: by.';
+  'A person says that this copy, on another system than before, is the one to use; or, with options.timeline, that this server is used in place of one with a timeline up to that. No daemon may work on the other one any more. Answers with the gate: window, open, or hold when something else is to be decided. options: by, timeline.';
 
 -- Makes dead letters of all jobs that can have run in the span that nobody remembers. Answers with their number.
 CREATE FUNCTION set_aside(c cluster) RETURNS bigint LANGUAGE plpgsql AS $$

@@ -290,8 +290,12 @@ pub(crate) enum WorkerCommand {
 pub(crate) enum ClusterCommand {
     /// Says where the installation stands: the gate, why it is on hold, who is waited for
     Status,
-    /// Says that this copy of the database, on another PostgreSQL cluster than before, is the one to use
+    /// Says that this copy of the database, on another PostgreSQL cluster than before, is the one to use; or that this server, with
+    /// a lower timeline than one before, is
     Accept {
+        /// The highest timeline that daemons have seen, of the server that is lost for good
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+        timeline: Option<i32>,
         /// Why, for those who look later
         #[arg(long)]
         reason: String,

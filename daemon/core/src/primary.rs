@@ -9,9 +9,11 @@
 //! - A server of another system is taken only when none of ours takes writes and the last one has not for [`DETECTION`]: it may
 //!   be ours after `pg_upgrade`. The database itself then holds its gate until a person has accepted it.
 //!
-//! **Proof that there is no primary.** The last one is silent, refuses, or is a standby now; every other host is a standby, knows
-//! this worker by a beat at most two behind the last confirmed one, and has shown the same time of the last sweep for longer than
-//! [`SWEEP_GAP`]. Were there a primary with workers, it would be swept each second. Should one appear, the gap in its sweeps is
+//! - A server of a lower timeline is taken only if a person has said so, in its own database ([`Facts::instead_of`]).
+//!
+//! **Proof that there is no primary.** The last one is silent, refuses, or is a standby now; every other host is a standby of the
+//! present epoch, knows this worker by a beat at most two behind the last confirmed one, and has for longer than [`SWEEP_GAP`]
+//! received nothing and shown the same time of the last sweep. Were there a primary with workers, it would be swept each second. Should one appear, the gap in its sweeps is
 //! over that length, so it recovers nothing and every lease starts anew; and a promoted standby holds its gate for a whole lease of
 //! each worker that it knows. So leases can be trusted from the sending of that round on, as from a confirmed beat.
 
@@ -52,7 +54,25 @@ pub struct Facts {
     pub beat: Option<Beat>,
     /// When it was last swept, in microseconds of the primary's clock. Only compared for equality.
     pub swept_at: Option<i64>,
+    /// How much WAL a standby has received, replayed or not. Only compared for equality.
+    pub received: Option<i64>,
+    /// The number of the epoch that it shows.
+    pub epoch_no: i64,
+    /// A person has said that it is used in place of a server with a timeline up to this one.
+    pub instead_of: Option<i32>,
 }
+
+/// What this worker knows of the last primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The last beat that was confirmed.
+    pub beat: Beat,
+    /// The number of the epoch in which it was.
+    pub epoch_no: i64,
+}
+
+/// The last sweep, and what was received: both stand still when there is no primary.
+type Still = (i64, i64);
 
 /// A server, as far as it can be told from others.
 pub type Identity = (Option<i64>, Option<i32>, Option<i64>);
@@ -91,8 +111,8 @@ pub struct Primaries {
     good_at: Mono,
     system: Option<i64>,
     highest: Option<i32>,
-    /// For each host: the sweep that it shows, and since when it shows the same.
-    swept: Vec<Option<(i64, Mono)>>,
+    /// For each host: what it shows and has received, and since when that is the same.
+    still: Vec<Option<(Still, Mono)>>,
 }
 
 impl Primaries {
@@ -104,7 +124,7 @@ impl Primaries {
             good_at: Mono::ZERO,
             system: highest.map(|(system, _)| system),
             highest: highest.map(|(_, timeline)| timeline),
-            swept: vec![None; hosts],
+            still: vec![None; hosts],
         }
     }
 
@@ -114,10 +134,9 @@ impl Primaries {
         self.system.zip(self.highest)
     }
 
-    /// Takes in a round: what each host showed when it was asked at `sent`; the answers are in at `now`. `confirmed` is the last
-    /// beat that was confirmed.
-    pub fn on(&mut self, sent: Mono, now: Mono, sights: &[Sight], confirmed: Beat) -> Finding {
-        self.watch_sweeps(now, sights);
+    /// Takes in a round: what each host showed when it was asked at `sent`; the answers are in at `now`.
+    pub fn on(&mut self, sent: Mono, now: Mono, sights: &[Sight], known: Known) -> Finding {
+        self.watch(now, sights);
         let mut finding = Finding::default();
         let candidates = self.candidates(sights, &mut finding);
         finding.two = two_servers(&candidates);
@@ -131,10 +150,13 @@ impl Primaries {
                 // Timelines of two systems have nothing to do with each other.
                 (self.system, self.highest) = (facts.system, None);
             }
+            if self.is_put_in_place(&facts) {
+                self.highest = None;
+            }
             self.highest = self.highest.max(facts.timeline);
         }
         finding.primary = primary.map(|(host, _)| host);
-        finding.none_anywhere = self.none_anywhere(sent, sights, confirmed);
+        finding.none_anywhere = self.none_anywhere(sent, sights, known);
         finding
     }
 
@@ -152,7 +174,10 @@ impl Primaries {
             let ours = facts.system.is_none() || facts.system == system;
             if !ours {
                 finding.foreign = Some(host);
-            } else if facts.timeline.is_some() && facts.timeline < self.highest {
+            } else if facts.timeline.is_some()
+                && facts.timeline < self.highest
+                && !self.is_put_in_place(facts)
+            {
                 finding.stale = Some(host);
             } else {
                 candidates.push((host, *facts));
@@ -189,15 +214,22 @@ impl Primaries {
             .copied()
     }
 
-    fn watch_sweeps(&mut self, now: Mono, sights: &[Sight]) {
-        for (seen, sight) in self.swept.iter_mut().zip(sights) {
+    /// Whether a person has said that it is used in place of the highest that was seen.
+    fn is_put_in_place(&self, facts: &Facts) -> bool {
+        facts.instead_of.is_some() && facts.instead_of >= self.highest
+    }
+
+    fn watch(&mut self, now: Mono, sights: &[Sight]) {
+        for (seen, sight) in self.still.iter_mut().zip(sights) {
             match sight {
                 Sight::Standby(Facts {
                     swept_at: Some(swept),
+                    received: Some(received),
                     ..
                 }) => {
-                    if seen.is_none_or(|(before, _)| before != *swept) {
-                        *seen = Some((*swept, now));
+                    let shown = (*swept, *received);
+                    if seen.is_none_or(|(before, _)| before != shown) {
+                        *seen = Some((shown, now));
                     }
                 }
                 // One that misses a round and then shows the same has not replayed a sweep meanwhile.
@@ -207,18 +239,19 @@ impl Primaries {
         }
     }
 
-    fn none_anywhere(&self, sent: Mono, sights: &[Sight], confirmed: Beat) -> bool {
+    fn none_anywhere(&self, sent: Mono, sights: &[Sight], known: Known) -> bool {
         let Some((last, _)) = self.chosen else {
             return false;
         };
         let stands_still = |host: usize| {
-            self.swept[host].is_some_and(|(_, since)| sent - since > SWEEP_GAP && sent > since)
+            self.still[host].is_some_and(|(_, since)| sent - since > SWEEP_GAP && sent > since)
         };
         let proves = |(host, sight): (usize, &Sight)| match sight {
             Sight::Standby(facts) => {
-                let knows_us = facts
-                    .beat
-                    .is_some_and(|beat| beat.0 >= confirmed.0 - BEHIND);
+                let knows_us = facts.epoch_no >= known.epoch_no
+                    && facts
+                        .beat
+                        .is_some_and(|beat| beat.0 >= known.beat.0 - BEHIND);
                 host == last || knows_us && stands_still(host)
             }
             Sight::Away => host == last,

@@ -132,12 +132,14 @@ impl Heart {
             }
         };
         said.extend(self.ends.after(found));
+        // Those that it knew as another worker may still hold what the database has lost.
+        let (_, _, roster) = self.leases.holds();
         let reattach = Reattach {
             worker,
             epoch,
             // With this all is here that was answered before that beat was sent, by whichever worker this process was.
             beat: self.leases.beats().0,
-            roster: &[],
+            roster: &roster,
             registration: &self.registration,
             predecessors: &predecessors,
             held: &ends.iter().map(|end| end.end.token).collect::<Vec<_>>(),
@@ -186,6 +188,10 @@ impl Heart {
             None => self.formerly_found(&session, &formerly).await?,
             found => found,
         };
+        // It may have become another worker meanwhile, which succeeds this one: then the dead must not speak.
+        if !self.leases.rejoins(worker, asked_at) {
+            return Err(StoreError::Repeat("it is asked again".into()));
+        }
         let (running, beat, roster) = self.leases.holds();
         let ends = self.ends.all();
         let again = self.ends.after(found);

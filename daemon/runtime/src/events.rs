@@ -241,6 +241,16 @@ pub fn two_primaries(which: Option<(String, String)>) {
     }
 }
 
+/// The only server that takes writes is on a timeline from before the last switch.
+pub fn only_an_older_primary(name: &str, highest: Option<i32>) {
+    error!(
+        host = name,
+        highest_timeline = highest,
+        "The only server that takes writes has a lower timeline than one that was seen before, so it lacks what happened there; nothing is \
+         written to it. If the other one is lost for good: `tenure cluster accept --timeline N --reason WHY` there, N being the highest timeline."
+    );
+}
+
 /// A host of the address belongs to another PostgreSQL cluster.
 pub fn foreign_server(name: &str) {
     error!(

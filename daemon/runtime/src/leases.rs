@@ -152,6 +152,12 @@ impl Leases {
         self.state().keeper.identity()
     }
 
+    /// Whether the answer to this re-attach is still waited for.
+    #[must_use]
+    pub(crate) fn rejoins(&self, worker: WorkerId, asked_at: Mono) -> bool {
+        self.state().keeper.rejoins(worker, asked_at)
+    }
+
     /// A number for a claim that is sent now; `None`: none may be sent.
     #[must_use]
     pub(crate) fn claim(&self) -> Option<(Call, WorkerId, Epoch)> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tenure_core::ids::{Beat, Epoch, WorkerId};
 use tenure_core::lease::event::Event;
-use tenure_core::primary::{Finding, Primaries, Sight};
+use tenure_core::primary::{Finding, Known, Primaries, Sight};
 use tenure_core::time::Mono;
 use tenure_store::error::StoreError;
 use tenure_store::probe::{Prober, Shown};
@@ -84,6 +84,7 @@ struct Told {
     without: bool,
     two: bool,
     foreign: Option<usize>,
+    stale: Option<usize>,
     highest: Option<(i64, i32)>,
 }
 
@@ -107,11 +108,15 @@ impl Lookout {
         loop {
             let sent = clock::now();
             let member = self.leases.member();
-            let shown = prober.round(self.leases.identity()).await;
+            let asked = self.leases.identity();
+            let shown = prober.round(asked).await;
             let now = clock::now();
             let sights: Vec<Sight> = shown.iter().map(|shown| shown.sight.clone()).collect();
-            let (_, confirmed) = self.leases.beats();
-            let finding = primaries.on(sent, now, &sights, confirmed);
+            let known = Known {
+                beat: self.leases.beats().1,
+                epoch_no: self.leases.epoch_no(),
+            };
+            let finding = primaries.on(sent, now, &sights, known);
             if finding.none_anywhere {
                 self.leases.on(Event::NoPrimary { asked_at: sent });
             }
@@ -123,13 +128,16 @@ impl Lookout {
                         changed();
                     }
                     self.follow(&shown[host], finding.changed, member);
-                    self.note_safe(host, &sights);
+                    // Beats are those of the worker that was asked about.
+                    if self.leases.identity() == asked {
+                        self.note_safe(host, &sights);
+                    }
                     self.note_found(now, &prober.name(host), finding.changed);
                     self.note_highest(primaries.highest());
                 }
                 None => self.note_missed(now),
             }
-            self.warn(&prober, &finding);
+            self.warn(&prober, &finding, &primaries);
             self.pause().await;
         }
     }
@@ -207,17 +215,15 @@ impl Lookout {
         }
     }
 
-    /// What every other host shows, no switch between these can lose.
+    /// What every host shows, no switch between these can lose. A primary that was just promoted may show less than the others.
     fn note_safe(&self, primary: usize, sights: &[Sight]) {
-        let beats = sights
-            .iter()
-            .enumerate()
-            .filter(|(host, _)| *host != primary)
-            .map(|(_, sight)| match sight {
-                Sight::Standby(facts) => facts.beat.unwrap_or(Beat(0)),
-                Sight::Away | Sight::Primary(_) | Sight::ReadOnly => Beat(0),
-            });
-        self.ends.proven(beats.min());
+        let shown = sights.iter().enumerate().map(|(host, sight)| match sight {
+            Sight::Standby(facts) => facts.beat,
+            Sight::Primary(facts) if host == primary => facts.beat,
+            Sight::Away | Sight::Primary(_) | Sight::ReadOnly => None,
+        });
+        let least = shown.map(|beat| beat.unwrap_or(Beat(0))).min();
+        self.ends.proven(least.filter(|_| sights.len() > 1));
     }
 
     fn note_hosts(&self, prober: &Prober, shown: &[Shown]) {
@@ -280,7 +286,17 @@ impl Lookout {
         *told = highest;
     }
 
-    fn warn(&self, prober: &Prober, finding: &Finding) {
+    fn warn(&self, prober: &Prober, finding: &Finding, primaries: &Primaries) {
+        if told_once(
+            &mut self.state.borrow_mut().told.stale,
+            finding.stale.filter(|_| finding.primary.is_none()),
+        ) && let Some(host) = finding.stale
+        {
+            events::only_an_older_primary(
+                &prober.name(host),
+                primaries.highest().map(|(_, timeline)| timeline),
+            );
+        }
         let stale = finding.stale.zip(finding.primary);
         let two = finding.two.or(stale);
         let told = &mut self.state.borrow_mut().told;
@@ -288,11 +304,15 @@ impl Lookout {
             told.two = two.is_some();
             events::two_primaries(two.map(|(one, other)| (prober.name(one), prober.name(other))));
         }
-        if told.foreign != finding.foreign {
-            told.foreign = finding.foreign;
-            if let Some(host) = finding.foreign {
-                events::foreign_server(&prober.name(host));
-            }
+        if told_once(&mut told.foreign, finding.foreign)
+            && let Some(host) = finding.foreign
+        {
+            events::foreign_server(&prober.name(host));
         }
     }
+}
+
+/// Whether this is news.
+fn told_once(told: &mut Option<usize>, now: Option<usize>) -> bool {
+    std::mem::replace(told, now) != now
 }

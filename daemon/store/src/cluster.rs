@@ -165,13 +165,23 @@ impl Session {
             .await
     }
 
-    /// A person says that this copy on another system is the one to use. Returns the gate then.
+    /// A person says that this copy on another system is the one to use, or that this server is in place of one with a timeline up to
+    /// `timeline`. Returns the gate then.
     ///
     /// # Errors
     /// `Refused`: TN006 there is nothing to accept, TN007 no reason.
-    pub async fn accept_cluster(&self, reason: &str, by: &str) -> Result<String, StoreError> {
-        let sql = "SELECT %accept_cluster($1, jsonb_build_object('by', $2::text)) AS gate";
-        let parameters: Parameters<'_> = &[(&reason, Type::TEXT), (&by, Type::TEXT)];
+    pub async fn accept_cluster(
+        &self,
+        reason: &str,
+        timeline: Option<i32>,
+        by: &str,
+    ) -> Result<String, StoreError> {
+        let sql = "SELECT %accept_cluster($1, jsonb_build_object('by', $2::text, 'timeline', $3::int)) AS gate";
+        let parameters: Parameters<'_> = &[
+            (&reason, Type::TEXT),
+            (&by, Type::TEXT),
+            (&timeline, Type::INT4),
+        ];
         let rows = self.rows("accept", sql, parameters).await?;
         rows.first()
             .map_or(Ok(String::new()), |row| get(row, "gate"))

@@ -186,7 +186,8 @@ impl Session {
     /// See [`StoreError`].
     pub async fn probe(&self, worker: Option<WorkerId>) -> Result<Shown, StoreError> {
         let sql = "SELECT in_recovery, read_only, synchronous, system_id, timeline, (extract(epoch FROM started_at) * 1000000)::int8 AS started, \
-                   epoch, in_epoch, beat, (extract(epoch FROM swept_at) * 1000000)::int8 AS swept FROM %probe($1)";
+                   epoch, in_epoch, beat, (extract(epoch FROM swept_at) * 1000000)::int8 AS swept, \
+                   received, epoch_no, instead_of FROM %probe($1)";
         let id = worker.map_or_else(uuid::Uuid::nil, |worker| worker.0);
         let rows = self.rows("probe", sql, &[(&id, Type::UUID)]).await?;
         let Some(row) = rows.first() else {
@@ -198,6 +199,9 @@ impl Session {
             started: get(row, "started")?,
             beat: get::<Option<i64>>(row, "beat")?.map(Beat),
             swept_at: get(row, "swept")?,
+            received: get(row, "received")?,
+            epoch_no: get(row, "epoch_no")?,
+            instead_of: get(row, "instead_of")?,
         };
         let sight = if get(row, "in_recovery")? {
             Sight::Standby(facts)

@@ -13,8 +13,9 @@ pub(super) async fn cluster(context: &Context, command: ClusterCommand) -> Resul
     let output = &context.output;
     match command {
         ClusterCommand::Status => output.print(&Standing(session.cluster_status().await?)),
-        ClusterCommand::Accept { reason } => {
-            let gate = session.accept_cluster(&reason, &context.who()).await?;
+        ClusterCommand::Accept { reason, timeline } => {
+            let who = context.who();
+            let gate = session.accept_cluster(&reason, timeline, &who).await?;
             output.print(&Decided { gate, set_aside: 0 })
         }
         ClusterCommand::Resume { rerun } => {

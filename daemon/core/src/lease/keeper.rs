@@ -85,7 +85,8 @@ struct Held {
 
 #[derive(Debug)]
 enum Standing {
-    Joining(Ask),
+    /// Since when, and the question: an answer to one from before is of another life.
+    Joining(Mono, Ask),
     Member {
         worker: WorkerId,
         epoch: Epoch,
@@ -118,7 +119,7 @@ impl Keeper {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            standing: Standing::Joining(Ask::Due(Mono::ZERO)),
+            standing: Standing::Joining(Mono::ZERO, Ask::Due(Mono::ZERO)),
             trusted_until: None,
             last_beat: Beat(0),
             calls: Calls::default(),
@@ -147,8 +148,14 @@ impl Keeper {
     pub fn identity(&self) -> Option<WorkerId> {
         match self.standing {
             Standing::Member { worker, .. } | Standing::Rejoining { worker, .. } => Some(worker),
-            Standing::Joining(_) | Standing::Clearing => None,
+            Standing::Joining(..) | Standing::Clearing => None,
         }
+    }
+
+    /// Whether it still waits for the answer to this re-attach.
+    #[must_use]
+    pub fn rejoins(&self, as_whom: WorkerId, since: Mono) -> bool {
+        matches!(self.standing, Standing::Rejoining { worker, ask } if worker == as_whom && ask == Ask::Asked(since))
     }
 
     /// The last beat that was sent.
@@ -191,7 +198,7 @@ impl Keeper {
     #[must_use]
     pub fn wake_at(&self) -> Option<Mono> {
         let own = match &self.standing {
-            Standing::Joining(ask) | Standing::Rejoining { ask, .. } => {
+            Standing::Joining(_, ask) | Standing::Rejoining { ask, .. } => {
                 Some(ask.next(self.limits.answer_within()))
             }
             Standing::Member {
@@ -221,7 +228,8 @@ impl Keeper {
                 asked_at,
             } => self.registered(worker, epoch, asked_at),
             Event::RegisterFailed { asked_at } => {
-                if let Standing::Joining(ask) | Standing::Rejoining { ask, .. } = &mut self.standing
+                if let Standing::Joining(_, ask) | Standing::Rejoining { ask, .. } =
+                    &mut self.standing
                     && *ask == Ask::Asked(asked_at)
                 {
                     *ask = Ask::Due(asked_at + self.limits.beat_every());
@@ -288,11 +296,11 @@ impl Keeper {
             }
         }
         if matches!(self.standing, Standing::Clearing) && self.live.is_empty() {
-            self.standing = Standing::Joining(Ask::Due(now));
+            self.standing = Standing::Joining(now, Ask::Due(now));
         }
         let answer_within = self.limits.answer_within();
         match &mut self.standing {
-            Standing::Joining(ask) => {
+            Standing::Joining(_, ask) => {
                 if ask.again(now, answer_within) {
                     out.push(Command::Register { asked_at: now });
                 }
@@ -340,7 +348,9 @@ impl Keeper {
     fn registered(&mut self, worker: WorkerId, epoch: Epoch, asked_at: Mono) {
         let answers = match &self.standing {
             // An answer that was given up is as good: trust counts from when it was asked for.
-            Standing::Joining(ask) => matches!(ask, Ask::Asked(last) if asked_at <= *last),
+            Standing::Joining(since, ask) => {
+                matches!(ask, Ask::Asked(last) if (*since..=*last).contains(&asked_at))
+            }
             Standing::Rejoining { worker: mine, ask } => {
                 *ask == Ask::Asked(asked_at) && *mine == worker
             }
@@ -410,11 +420,11 @@ impl Keeper {
     fn beat_now(&mut self, now: Mono) {
         match &mut self.standing {
             Standing::Member { due, .. }
-            | Standing::Joining(Ask::Due(due))
+            | Standing::Joining(_, Ask::Due(due))
             | Standing::Rejoining {
                 ask: Ask::Due(due), ..
             } => *due = (*due).min(now),
-            Standing::Joining(Ask::Asked(_)) | Standing::Rejoining { .. } | Standing::Clearing => {}
+            Standing::Joining(..) | Standing::Rejoining { .. } | Standing::Clearing => {}
         }
     }
 

@@ -31,8 +31,10 @@ impl Database {
     /// the clock of this server may be behind that of the last one.
     pub(super) fn assert_gate(&self, id: JobId) -> Result<&Job, Refused> {
         let job = self.jobs.get(&id).ok_or(Refused::NotFound)?;
-        let from_before =
-            self.gate == Gate::Window && job.first_pos.is_none_or(|pos| pos <= self.mark);
+        // A follow-up job that a re-attach put in again stands beyond the mark, and its worker may be about to say what became of it.
+        let doubtful = job.repeated && matches!(job.place, Place::Ready { .. });
+        let from_before = self.gate == Gate::Window
+            && (doubtful || job.first_pos.is_none_or(|pos| pos <= self.mark));
         match self.gate {
             _ if !self.here || from_before => Err(Refused::Reattaching),
             Gate::Hold => Err(Refused::OnHold),

@@ -306,6 +306,10 @@ impl Database {
     /// A winner's lease then stands in the database.
     fn restore(&mut self, now: Moment, worker: WorkerId, said: &Memory) -> Restored {
         let id = said.job;
+        let alive = self
+            .workers
+            .get(&worker)
+            .is_some_and(super::Worker::is_there);
         let Some(job) = self.jobs.get(&id) else {
             return match &said.asked {
                 Some(asked) => {
@@ -329,8 +333,8 @@ impl Database {
                 ) else {
                     return Restored::Refused;
                 };
-                // A successor takes over what its dead predecessor had ended.
-                if lease.worker != worker {
+                // A successor takes over what its dead predecessor had ended. The dead take nothing.
+                if lease.worker != worker && alive {
                     (lease.worker, lease.call) = (worker, said.call);
                 }
                 return Restored::Stood;

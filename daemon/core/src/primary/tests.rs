@@ -12,8 +12,8 @@ fn facts(timeline: i32, started: i64) -> Facts {
         system: Some(OURS),
         timeline: Some(timeline),
         started: Some(started),
-        beat: None,
-        swept_at: None,
+        epoch_no: 4,
+        ..Facts::default()
     }
 }
 
@@ -26,13 +26,27 @@ fn standby(beat: i64, swept_at: i64) -> Sight {
         timeline: None,
         beat: Some(Beat(beat)),
         swept_at: Some(swept_at),
+        received: Some(1_000),
         ..facts(0, 1)
     })
 }
 
 /// Rounds that are asked and answered in the same moment.
 fn round(primaries: &mut Primaries, ms: u64, sights: &[Sight]) -> Finding {
-    primaries.on(at(ms), at(ms), sights, Beat(10))
+    let known = Known {
+        beat: Beat(10),
+        epoch_no: 4,
+    };
+    primaries.on(at(ms), at(ms), sights, known)
+}
+
+/// The same, but that much is another.
+fn standby_with(change: impl Fn(&mut Facts)) -> Sight {
+    let Sight::Standby(mut facts) = standby(9, 5) else {
+        unreachable!()
+    };
+    change(&mut facts);
+    Sight::Standby(facts)
 }
 
 #[test]
@@ -60,6 +74,22 @@ fn an_old_primary_is_never_gone_back_to() {
     let mut next = Primaries::new(2, them.highest());
     let found = round(&mut next, 0, &[primary(1, 1), Sight::Away]);
     assert_eq!((found.primary, found.stale), (None, Some(0)));
+}
+
+#[test]
+fn a_person_can_put_a_server_in_place_of_a_newer_one() {
+    let mut them = Primaries::new(2, Some((OURS, 5)));
+    let accepted = |instead_of| {
+        Sight::Primary(Facts {
+            instead_of: Some(instead_of),
+            ..facts(2, 1)
+        })
+    };
+    let found = round(&mut them, 0, &[accepted(4), Sight::Away]);
+    assert_eq!((found.primary, found.stale), (None, Some(0)));
+    let found = round(&mut them, 1, &[accepted(5), Sight::Away]);
+    assert_eq!((found.primary, found.stale), (Some(0), None));
+    assert_eq!(them.highest(), Some((OURS, 2)));
 }
 
 #[test]
@@ -147,6 +177,23 @@ fn that_there_is_none_is_proven_by_all_others() {
         [Sight::Away, standby(9, 6), standby(8, 5)],
         // It does not know us.
         [Sight::Away, standby(7, 5), standby(8, 5)],
+        // It receives, and only does not replay.
+        [
+            Sight::Away,
+            standby_with(|facts| facts.received = Some(1_001)),
+            standby(8, 5),
+        ],
+        [
+            Sight::Away,
+            standby_with(|facts| facts.received = None),
+            standby(8, 5),
+        ],
+        // It follows a primary from before the last switch.
+        [
+            Sight::Away,
+            standby_with(|facts| facts.epoch_no = 3),
+            standby(8, 5),
+        ],
         // It may be the next primary.
         [Sight::Away, Sight::Away, standby(8, 5)],
         [Sight::Away, Sight::ReadOnly, standby(8, 5)],

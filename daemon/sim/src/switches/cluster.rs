@@ -335,6 +335,10 @@ impl Cluster {
             started: Some(server.started),
             beat: beat.map(|worker| Beat(worker.beat)),
             swept_at: Some(shown.swept_at),
+            // What is received is replayed at once here.
+            received: Some(shown.swept_at),
+            epoch_no: shown.epoch_no,
+            instead_of: None,
         };
         if primary {
             Sight::Primary(facts)

@@ -301,11 +301,11 @@ impl Judge {
                 counts.restored_leases += u64::from(lacked);
                 counts.put_back += u64::from(shown == Shown::Missing);
             }
-            (Said::Ended(..), ReattachAnswer::Ended(EndAnswer::Done(_))) => {
+            (Said::Ended { .. }, ReattachAnswer::Ended(EndAnswer::Done(_))) => {
                 counts.written_again += 1;
                 counts.put_back += u64::from(shown == Shown::Missing);
             }
-            (Said::Ended(..), _) => counts.said_in_vain += 1,
+            (Said::Ended { .. }, _) => counts.said_in_vain += 1,
             _ => {}
         }
     }

@@ -142,6 +142,7 @@ impl Statement {
             call,
             lanes: vec![(JOB_TYPE.into(), limit, MAX_ATTEMPTS)],
             total: None,
+            rerun: Vec::new(),
         };
         let claimed = database.claim(now, worker, epoch, &claim)?;
         let changed = !claimed.is_empty() || before != admitted(database);

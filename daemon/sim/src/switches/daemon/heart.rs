@@ -9,7 +9,7 @@ use super::{Daemon, Round};
 use tenure_core::ids::{Beat, Call, Epoch, Token, WorkerId};
 use tenure_core::lease::event::{Event, Refusal};
 use tenure_core::model::{Heartbeat, Kept, Opened, Reattach, ReattachAnswer, Refused};
-use tenure_core::primary::Sight;
+use tenure_core::primary::{Known, Sight};
 use tenure_core::time::Mono;
 use uuid::Uuid;
 
@@ -77,6 +77,7 @@ impl Daemon {
             roster: self.roster_said(self.world.fault == Fault::RosterForgotten),
             registration: Some(self.registration()),
             predecessors: self.predecessors.clone(),
+            ..Reattach::default()
         };
         self.reconnect();
         let ticket = Ticket::Succeed {
@@ -112,7 +113,7 @@ impl Daemon {
             roster: self.roster_said(false),
             statements,
             registration: Some(self.registration()),
-            predecessors: Vec::new(),
+            ..Reattach::default()
         };
         self.reconnect();
         let ticket = Ticket::Reattach {
@@ -386,9 +387,11 @@ impl Daemon {
             .into_iter()
             .map(|sight| sight.unwrap_or(Sight::Away))
             .collect();
-        let finding = self
-            .primaries
-            .on(sent, self.mono(net), &sights, self.answered);
+        let known = Known {
+            beat: self.answered,
+            epoch_no: self.epoch_no,
+        };
+        let finding = self.primaries.on(sent, self.mono(net), &sights, known);
         self.host = finding.primary;
         let mut none = finding.none_anywhere;
         if self.world.fault == Fault::ProofTooEasy && finding.primary.is_none() {

@@ -141,6 +141,7 @@ impl Daemon {
                 started_at: at,
                 until_ms: None,
                 asked: Some(asked),
+                rerun: false,
             };
             self.waiting.insert(claimed.token, memory);
         }
@@ -315,7 +316,13 @@ impl Daemon {
     pub(super) fn remembered(&self, found: Option<Beat>) -> Vec<Said> {
         let ended = self.memory.after(found);
         ended
-            .map(|ended| self.said(Said::Ended(ended.memory.clone(), ended.end.clone())))
+            .map(|ended| {
+                self.said(Said::Ended {
+                    memory: ended.memory.clone(),
+                    end: ended.end.clone(),
+                    confirmed: true,
+                })
+            })
             .collect()
     }
 
@@ -323,7 +330,7 @@ impl Daemon {
         if self.world.fault == Fault::OrderedByAttempt {
             match &mut said {
                 Said::Hold(memory) => memory.run.0 = memory.attempt,
-                Said::Ended(memory, end) => {
+                Said::Ended { memory, end, .. } => {
                     memory.run.0 = memory.attempt;
                     end.run.0 = memory.attempt;
                 }

@@ -65,3 +65,25 @@ fn a_token_that_comes_twice_is_one_job() {
     let kills = keeper.on(at(20), Event::Tick);
     assert!(matches!(&kills[..], [Command::Kill { tokens, .. }, ..] if tokens == &[token(4)]));
 }
+
+/// Found by the simulation, seed 16172 of its first build: the re-attach is answered when the worker has given itself up and
+/// registers anew. Its leases are recovered then, so nothing may start under them.
+#[test]
+fn an_answer_to_a_life_before_is_none() {
+    let mut keeper = with_jobs(&[1]);
+    keeper.on(at(17), other_epoch());
+    let again = keeper.on(at(20), Event::Tick);
+    assert!(
+        again.contains(&Command::Register { asked_at: at(20) }),
+        "{again:?}"
+    );
+    let late = |worker, asked_at| Event::Registered {
+        worker,
+        epoch: Epoch(Uuid::from_u128(2)),
+        asked_at,
+    };
+    keeper.on(at(21), late(worker(1), at(17)));
+    assert_eq!(keeper.member(), None);
+    keeper.on(at(21), late(worker(2), at(20)));
+    assert!(keeper.member().is_some());
+}
