@@ -57,7 +57,7 @@ BEGIN
     IF FOUND THEN
       IF l.token = s.token AND l.run = s.run THEN
         -- A successor takes over what its dead predecessor had ended: its own death must not end the lease. The dead take nothing.
-        IF l.worker <> p_worker AND EXISTS (SELECT FROM worker w WHERE w.id = p_worker AND w.status IN ('live', 'draining')) THEN
+        IF l.worker <> p_worker AND EXISTS (SELECT FROM worker x WHERE x.id = p_worker AND x.status IN ('live', 'draining')) THEN
           UPDATE lease SET worker = p_worker, call = coalesce(s.call, call) WHERE id = s.job;
         END IF;
         RETURN 'ours';

@@ -128,10 +128,9 @@ fn broken_rules_are_found() {
 /// that an old primary had given out won over a completion.
 #[test]
 fn seeds_that_failed() {
-    let unheard = run(80_024, usual());
-    flawless(80_024, &unheard);
-    assert!(unheard.counts.closed_on_strangers > 0);
-    flawless(92_583, &run(92_583, usual()));
+    for seed in [80_024, 92_583] {
+        flawless(seed, &run(seed, usual()));
+    }
 }
 
 /// Not a promise kept but a hole known: a pause of the primary in which its clock stands still too leaves no gap between two sweeps,
