@@ -173,4 +173,8 @@ fn what_only_a_person_can_decide() {
     );
     let list = house.ok(&["cluster", "switches", "show", "3"]);
     assert!(list.contains("decision\taccepted: upgraded\n"), "{list}");
+    // A server that lacks what a newer one had, which is lost for good.
+    house.ok(&["cluster", "accept", "--timeline", "9", "--reason", "burnt"]);
+    let probe = format!("SELECT instead_of FROM tenure.probe('{}')", worker.id);
+    assert_eq!(value(&house, &probe), "9");
 }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -27,6 +28,8 @@ use crate::lookout::Lookout;
 use crate::stats::Stats;
 use crate::status::{Part, Status};
 
+/// After a re-attach that met a lock.
+const SOON: Duration = Duration::from_millis(50);
 /// So many beats lie between two notifications to itself.
 const PING_EVERY: i64 = 10;
 
@@ -147,6 +150,11 @@ impl Heart {
                     self.missed(link, &error);
                     self.leases.failed(worker, Epoch(Uuid::nil()), &error);
                     self.leases.on(Event::RegisterFailed { asked_at });
+                    if matches!(error, StoreError::Repeat(_)) {
+                        // Others wait for this worker: it does not wait for its next beat.
+                        tokio::time::sleep(SOON).await;
+                        self.leases.on(Event::BeatNow);
+                    }
                 }
             }
             Order::Beat {
