@@ -41,6 +41,9 @@ impl Heart {
         self.listen(&session, worker).await?;
         let mut now = link.borrow_mut();
         now.registered = None;
+        if (1..epoch_no).contains(&now.epoch_no) {
+            now.report = Some(epoch_no);
+        }
         now.epoch_no = epoch_no;
         let left = std::mem::take(&mut now.legacy.answered);
         // Should it have to become another worker, that one succeeds this.
@@ -144,7 +147,7 @@ impl Heart {
             predecessors: &predecessors,
             held: &ends.iter().map(|end| end.end.token).collect::<Vec<_>>(),
             covers: &[covers],
-            without_primary: Duration::ZERO,
+            without_primary: self.lookout.outage(),
         };
         let answers = session.reattach(reattach, &said).await?;
         let (_, rerun) = sorted(&answers)?;

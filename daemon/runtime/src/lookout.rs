@@ -28,8 +28,8 @@ use crate::tasks::random;
 /// Between rounds while there is no primary: in the first minute, and then.
 const OFTEN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(500));
 const A_MINUTE: Duration = Duration::from_secs(60);
-/// So many rounds in a row without a primary are an outage; before, it may only be slow.
-const MISSES: u32 = 2;
+/// So many rounds in a row without a primary are an outage: before the first was found, and then. Until then it may only be slow.
+const MISSES: (u32, u32) = (10, 2);
 
 /// Where the connections lead.
 #[derive(Debug, Clone)]
@@ -117,7 +117,9 @@ impl Lookout {
                 epoch_no: self.leases.epoch_no(),
             };
             let finding = primaries.on(sent, now, &sights, known);
-            if finding.none_anywhere {
+            // Beats and proofs are those of the worker that was asked about.
+            let still = self.leases.identity() == asked;
+            if finding.none_anywhere && still {
                 self.leases.on(Event::NoPrimary { asked_at: sent });
             }
             self.note_hosts(&prober, &shown);
@@ -128,8 +130,7 @@ impl Lookout {
                         changed();
                     }
                     self.follow(&shown[host], finding.changed, member);
-                    // Beats are those of the worker that was asked about.
-                    if self.leases.identity() == asked {
+                    if still {
                         self.note_safe(host, &sights);
                     }
                     self.note_found(now, &prober.name(host), finding.changed);
@@ -260,9 +261,10 @@ impl Lookout {
 
     fn note_missed(&self, now: Mono) {
         let mut state = self.state.borrow_mut();
+        let most = state.found.map_or(MISSES.0, |_| MISSES.1);
         let (_, misses) = state.without.get_or_insert((now, 0));
         *misses += 1;
-        if *misses < MISSES {
+        if *misses < most {
             return;
         }
         state.found = Some(false);
