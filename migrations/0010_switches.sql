@@ -271,7 +271,7 @@ BEGIN
   ), found AS (
     DELETE FROM requeued q USING waits w WHERE q.id = w.id AND w.flags & 2 <> 0
   ), due AS (
-    DELETE FROM later l WHERE l.due <= clock_timestamp() RETURNING l.id, l.lane, l.run, l.attempts, l.flags
+    DELETE FROM later l WHERE l.due <= c.opened_at AND l.waits_for <> 'window' RETURNING l.id, l.lane, l.run, l.attempts, l.flags
   ), orphan AS (
     DELETE FROM lease l USING (SELECT o.id FROM lease o WHERE o.until IS NULL AND o.epoch_no < c.epoch_no
         AND NOT EXISTS (SELECT FROM expected e WHERE e.worker = o.worker AND e.spoken_at IS NOT NULL AND NOT e.absent) ORDER BY o.id FOR UPDATE SKIP LOCKED) o

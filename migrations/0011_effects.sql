@@ -29,7 +29,7 @@ COMMENT ON FUNCTION assert_lease(uuid, uuid, jsonb) IS
   'Raises unless the job is leased under this token, and keeps it so until the calling transaction ends. Call it once, in the transaction that writes all effects of the job: then those commit only if no other run took the job; and where its handler says after_lost_commits = "rerun" the job runs again after a switch exactly when that transaction was lost.';
 
 -- For the transaction of the caller. It is never lowered, and what was not asked for is as the database is configured.
-CREATE FUNCTION make_durable(p_durability text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION make_durable(p_durability text, p_repeatable boolean DEFAULT true) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_level text;
 BEGIN
@@ -43,13 +43,15 @@ BEGIN
         'Set up synchronous replication, or ask for durability local.');
     END IF;
     IF v_level NOT IN ('on', 'remote_apply') THEN PERFORM set_config('synchronous_commit', 'on', true); END IF;
-    -- A repeated statement may find all done and write nothing, and then its commit would not wait for what the first one wrote.
-    PERFORM pg_logical_emit_message(true, 'tenure', '');
+    IF p_repeatable THEN
+      -- A repeated statement may find all done and write nothing, and then its commit would not wait for what the first one wrote.
+      PERFORM pg_logical_emit_message(true, 'tenure', '');
+    END IF;
   ELSE
     PERFORM refuse('TN007', format('durability %L is none of local, replicated', p_durability));
   END IF;
 END $$;
-COMMENT ON FUNCTION make_durable(text) IS 'Makes the commit of the calling transaction wait for this server''s disk (local), or for that of a synchronous standby too (replicated).';
+COMMENT ON FUNCTION make_durable(text, boolean) IS 'Makes the commit of the calling transaction wait for this server''s disk (local), or for that of a synchronous standby too (replicated).';
 
 -- The same jobs; their commit is as durable as the most careful of them asks.
 CREATE FUNCTION durable_jobs(p_jobs new_job[]) RETURNS new_job[] LANGUAGE plpgsql AS $$
@@ -156,7 +158,7 @@ DECLARE
   -- Lanes whose handlers work in this database: their leases are marked (32).
   v_rerun int[] := ARRAY(SELECT jsonb_array_elements_text(options -> 'rerun')::int);
 BEGIN
-  PERFORM make_durable(options ->> 'durability');
+  PERFORM make_durable(options ->> 'durability', false);
   SELECT * INTO v_worker FROM worker WHERE id = p_worker_id;
   IF v_worker.status IS NULL OR v_worker.status NOT IN ('live', 'draining') THEN
     PERFORM refuse('TN004', format('worker %s is %s', p_worker_id, coalesce(v_worker.status, 'unknown')),

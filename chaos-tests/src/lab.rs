@@ -53,7 +53,8 @@ impl Lab {
     }
 
     /// Makes the database on `server` and migrates it by `tenure migrate up`. Daemons and commands find it at `url`.
-    pub(crate) fn on(server: Server, url: String) -> Self {
+    #[must_use]
+    pub fn on(server: Server, url: String) -> Self {
         let lab = Self {
             server,
             url,

@@ -11,6 +11,7 @@ mod clocks;
 mod connections;
 mod deaths;
 mod drain;
+mod durability;
 mod everything;
 mod outages;
 mod persons;

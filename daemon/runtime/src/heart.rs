@@ -265,7 +265,8 @@ impl Heart {
             ));
         }
         let session = Rc::new(session.within(self.leases.limits().answer_within()));
-        if let Some((worker, _)) = self.leases.member() {
+        // Also while it re-attaches: afterwards the connection is there and would not be asked again.
+        if let Some(worker) = self.leases.identity() {
             self.listen(&session, worker).await?;
             self.note(Note::Woken);
         }

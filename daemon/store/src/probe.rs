@@ -25,6 +25,8 @@ const ANSWER: Duration = Duration::from_millis(600);
 const SECOND_ANSWER: Duration = Duration::from_millis(1_200);
 /// For a connection that is being made; it goes on in the background.
 const CONNECT: Duration = Duration::from_millis(150);
+/// A connection is given up after this: one that a dying server has taken in would else keep us from the next.
+const GIVE_UP: Duration = Duration::from_secs(2);
 /// A connection that works is made anew after so many answers.
 const ANSWERS: u32 = 10;
 
@@ -78,6 +80,7 @@ impl Prober {
             Host {
                 target: Target {
                     address,
+                    connect_timeout: target.connect_timeout.min(GIVE_UP),
                     ..target.clone()
                 },
                 session: None,

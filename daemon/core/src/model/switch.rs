@@ -1,6 +1,6 @@
 //! Switches of the primary: what a person has to decide about them, and the record of what was found.
 
-use super::{Database, Gate, Job, Memory, Moment, Outcome, Place, Refused, RunEnd, Status};
+use super::{Database, Gate, Job, Memory, Moment, Outcome, Place, Refused, RunEnd, Status, Waits};
 use crate::ids::{Epoch, JobId, Run, WorkerId};
 
 /// The record shows the first claim that comes within this time after the opening, in milliseconds.
@@ -191,20 +191,20 @@ impl Database {
         if !self.uncovered {
             return Err(Refused::State);
         }
-        let aside = if rerun { 0 } else { self.set_aside(now) };
+        let aside = if rerun { 0 } else { self.set_aside() };
         self.uncovered = false;
         Ok((self.leave_hold(now), aside))
     }
 
     /// All jobs that can have run in the span that nobody remembers.
-    fn set_aside(&mut self, now: Moment) -> usize {
+    fn set_aside(&mut self) -> usize {
         let spoken = |worker: &WorkerId| {
             let expected = self.expected.get(worker);
             expected.is_some_and(|it| it.spoken && !it.absent)
         };
         let doubtful = |job: &Job| match &job.place {
             Place::Ready { pos } => pos.0 <= self.mark,
-            Place::Later { due, .. } => *due <= now,
+            Place::Later { due, waits } => *due <= self.opened_at && *waits != Waits::Window,
             Place::Leased(lease) => {
                 lease.until.is_none() && lease.epoch_no < self.epoch_no && !spoken(&lease.worker)
             }
