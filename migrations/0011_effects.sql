@@ -12,6 +12,12 @@ CREATE TABLE effect (
   PRIMARY KEY (token, xid)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 
+-- The runs with bit 64, so that finish need not look at the leases of all others.
+CREATE TABLE given_up (
+  token uuid PRIMARY KEY,
+  job_id uuid NOT NULL
+);
+
 CREATE OR REPLACE FUNCTION assert_lease(job_id uuid, token uuid, options jsonb DEFAULT '{}') RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
   v_flags int;
@@ -235,6 +241,11 @@ BEGIN
     PERFORM refuse('TN007', 'kind ' || v_bad || ' is none of completed, failed, released, snoozed');
   ELSIF v_incomplete THEN
     PERFORM refuse('TN007', 'an item lacks job, run or token');
+  END IF;
+  IF EXISTS (SELECT FROM given_up) THEN
+    -- The handler ended before it could be stopped, or its end was on the way: its effects are lost all the same.
+    v_ends := ARRAY(SELECT CASE WHEN e.kind = 'completed' AND EXISTS (SELECT FROM given_up g WHERE g.token = e.token)
+      THEN ROW('released', e.job, e.run, e.token, NULL, false, NULL, NULL, NULL, NULL, NULL, NULL)::run_end ELSE e END FROM unnest(v_ends) e);
   END IF;
   RETURN QUERY SELECT a.job, a.run, a.token, a.answer, a.status FROM unnest(end_runs(p_worker_id, v_epoch_no, v_ends)) a;
 END $$ SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off;

@@ -6,6 +6,7 @@ use crate::support::{Conn, Held, Lab, Worker};
 fn replay() {
     let lab = Lab::start();
     nothing_counts_before_the_last_call(&lab);
+    a_lock_leaves_everything_unsaid(&lab);
     ghosts_are_taken_with_the_last_call(&lab);
     a_lost_registration_is_waited_for_until_its_last_call(&lab);
     rosters_count_under_hold(&lab);
@@ -26,6 +27,37 @@ fn held_option(held: &[&Held]) -> String {
 
 fn beat(c: &mut Conn, w: &Worker) -> String {
     c.one(&format!("SELECT beat FROM probe('{}')", w.id))
+}
+
+/// The job of the last speaker is locked for a moment. Were that taken for its word, the window would close without it.
+fn a_lock_leaves_everything_unsaid(lab: &Lab) {
+    let db = lab.db("locked_in_the_window");
+    let (mut c, mut other) = (db.connect(), db.connect());
+    let (mut before, mut w) = (Worker::register(&mut c), Worker::register(&mut c));
+    c.enqueue("m", "");
+    let first = before.claim_one(&mut c, "m");
+    // The claim that was lost, after a release that was lost too.
+    let second = Held {
+        run: 2,
+        token: c.one("SELECT random_uuid()"),
+        ..first.clone()
+    };
+    c.lose_here();
+    before.reattach(&mut c, &[first.item("hold", "")], &[], "");
+    other.run("BEGIN");
+    other.run("SELECT count(*) FROM (SELECT FROM lease FOR UPDATE) locked");
+    w.beat = 7;
+    let says = [second.item("hold", "")];
+    assert_eq!(w.reattach(&mut c, &says, &[], ""), ["busy"]);
+    assert_eq!(c.one("SELECT gate FROM cluster"), "window");
+    assert_eq!(beat(&mut c, &w), "0");
+    assert!(w.claim(&mut c, "m", 9).is_empty());
+    other.run("ROLLBACK");
+    assert_eq!(w.reattach(&mut c, &says, &[], ""), ["kept"]);
+    assert_eq!(c.one("SELECT gate FROM cluster"), "open");
+    assert_eq!(beat(&mut c, &w), "7");
+    assert_eq!(c.one("SELECT token FROM lease"), second.token);
+    db.sound();
 }
 
 fn nothing_counts_before_the_last_call(lab: &Lab) {

@@ -12,11 +12,37 @@ fn switches() {
     a_copy_without_sequences(&lab);
     a_server_that_does_not_tell(&lab);
     what_became_of_jobs(&lab);
+    an_old_primary_in_place_of_a_newer_one(&lab);
     no_newer_syntax();
 }
 
 fn gate(c: &mut Conn) -> String {
     c.one("SELECT gate FROM cluster")
+}
+
+/// Nothing happened to this server, so it would take its workers' old epoch for good; but they come from the other one.
+fn an_old_primary_in_place_of_a_newer_one(lab: &Lab) {
+    let db = lab.db("in_place");
+    let mut c = db.connect();
+    let mut w = Worker::register(&mut c);
+    c.enqueue("m", "");
+    let held = w.claim_one(&mut c, "m");
+    let accept = "SELECT accept_cluster('it burnt', '{\"by\":\"ann\",\"timeline\":9}')";
+    assert_eq!(c.one(accept), "window");
+    assert_eq!(c.code(&w.claim_sql("m", 1)), "TN001");
+    w.reattach(&mut c, &[held.item("hold", "")], &[], "");
+    assert_eq!(gate(&mut c), "open");
+    assert_eq!(
+        c.one("SELECT decision FROM switches"),
+        "accepted by ann in place of timeline 9: it burnt"
+    );
+    assert_eq!(
+        c.one("SELECT instead_of, accepted IS NULL FROM cluster"),
+        "9|t"
+    );
+    // Said again, it begins nothing anew.
+    assert_eq!(c.one(accept), "open");
+    db.sound();
 }
 
 fn what_a_server_shows(lab: &Lab) {

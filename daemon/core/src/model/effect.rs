@@ -40,6 +40,12 @@ impl Database {
         !of_now && !self.effects.contains(&(said.token, said.job))
     }
 
+    /// A re-attach found its effects lost: that its handler ends well all the same means nothing.
+    pub(super) fn is_given_up(&self, job: JobId, token: Token) -> bool {
+        let place = self.jobs.get(&job).map(|job| &job.place);
+        matches!(place, Some(Place::Leased(lease)) if lease.token == token && lease.given_up)
+    }
+
     /// The database shows the end of this run.
     pub(super) fn has_ended(&self, said: &Memory) -> bool {
         let by_outcome = self

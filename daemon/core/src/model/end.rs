@@ -123,6 +123,12 @@ impl Database {
         let mut follow_ups = Vec::new();
         let mut answers = Vec::new();
         for said in ends {
+            let given_back = RunEnd {
+                end: End::Released,
+                ..RunEnd::plain(said.job, said.run, said.token)
+            };
+            let lost = said.end == End::Completed && self.is_given_up(said.job, said.token);
+            let said = if lost { &given_back } else { said };
             let answer = self.end_run(now, said, false);
             if answer == EndAnswer::Done("completed") && said.end == End::Completed {
                 follow_ups.extend_from_slice(&said.follow_ups);
