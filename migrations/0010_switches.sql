@@ -62,7 +62,7 @@ UPDATE cluster c SET system_id = f.system_id, timeline = f.timeline FROM server_
 CREATE FUNCTION probe(p_worker_id uuid, options jsonb DEFAULT '{}') RETURNS TABLE (
   in_recovery boolean, read_only boolean, synchronous boolean, system_id bigint, timeline int, started_at timestamptz,
   epoch uuid, epoch_no bigint, gate text, in_epoch boolean, beat bigint, swept_at timestamptz,
-  received bigint, instead_of int
+  received bigint, instead_of int, installation uuid
 ) LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
@@ -84,6 +84,7 @@ BEGIN
   swept_at := (SELECT s.swept_at FROM sweep s);
   received := pg_last_wal_receive_lsn() - '0/0'::pg_lsn;
   instead_of := v_cluster.instead_of;
+  installation := v_cluster.installation;
   RETURN NEXT;
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION probe(uuid, jsonb) IS

@@ -19,6 +19,9 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
 use crate::ids::Beat;
 use crate::lease::limits::SWEEP_GAP;
 use crate::time::Mono;
@@ -60,6 +63,21 @@ pub struct Facts {
     pub epoch_no: i64,
     /// A person has said that it is used in place of a server with a timeline up to this one.
     pub instead_of: Option<i32>,
+    /// Which installation of tenure its database is.
+    pub installation: Option<Uuid>,
+}
+
+/// What was seen so far, kept from one process to the next. Each part is `None` until a server has told it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The system identifier.
+    pub system: Option<i64>,
+    /// Its highest timeline.
+    pub timeline: Option<i32>,
+    /// What persons have said about timelines up to this one ([`Facts::instead_of`]) has been followed, and means nothing any more.
+    pub followed: Option<i32>,
+    /// The installation.
+    pub installation: Option<Uuid>,
 }
 
 /// What this worker knows of the last primary.
@@ -98,6 +116,8 @@ pub struct Finding {
     pub stale: Option<usize>,
     /// A host that takes writes and belongs to another system than ours.
     pub foreign: Option<usize>,
+    /// A host whose database is another installation of tenure. It is none of ours, whatever its system is.
+    pub stranger: Option<usize>,
     /// It is proven that no server is a primary.
     pub none_anywhere: bool,
 }
@@ -109,35 +129,34 @@ pub struct Primaries {
     chosen: Option<(usize, Identity)>,
     /// When the chosen one last took writes.
     good_at: Mono,
-    system: Option<i64>,
-    highest: Option<i32>,
+    seen: Seen,
     /// For each host: what it shows and has received, and since when that is the same.
     still: Vec<Option<(Still, Mono)>>,
 }
 
 impl Primaries {
-    /// For so many hosts. `highest`: system and timeline that an earlier process has seen.
+    /// For so many hosts. `seen`: by an earlier process.
     #[must_use]
-    pub fn new(hosts: usize, highest: Option<(i64, i32)>) -> Self {
+    pub fn new(hosts: usize, seen: Seen) -> Self {
         Self {
             chosen: None,
             good_at: Mono::ZERO,
-            system: highest.map(|(system, _)| system),
-            highest: highest.map(|(_, timeline)| timeline),
+            seen,
             still: vec![None; hosts],
         }
     }
 
-    /// System and highest timeline seen so far, for the next process.
+    /// What was seen so far, for the next process.
     #[must_use]
-    pub fn highest(&self) -> Option<(i64, i32)> {
-        self.system.zip(self.highest)
+    pub fn seen(&self) -> Seen {
+        self.seen
     }
 
     /// Takes in a round: what each host showed when it was asked at `sent`; the answers are in at `now`.
     pub fn on(&mut self, sent: Mono, now: Mono, sights: &[Sight], known: Known) -> Finding {
-        self.watch(now, sights);
         let mut finding = Finding::default();
+        let sights = &self.without_strangers(sights, &mut finding)[..];
+        self.watch(now, sights);
         let candidates = self.candidates(sights, &mut finding);
         finding.two = two_servers(&candidates);
         let primary = self.choose(now, &candidates, &finding, sights);
@@ -146,18 +165,51 @@ impl Primaries {
             finding.changed = self.chosen != Some((host, identity));
             self.chosen = Some((host, identity));
             self.good_at = now;
-            if facts.system.is_some() && facts.system != self.system {
-                // Timelines of two systems have nothing to do with each other.
-                (self.system, self.highest) = (facts.system, None);
-            }
-            if self.is_put_in_place(&facts) {
-                self.highest = None;
-            }
-            self.highest = self.highest.max(facts.timeline);
+            self.note(&facts);
         }
         finding.primary = primary.map(|(host, _)| host);
         finding.none_anywhere = self.none_anywhere(sent, sights, known);
         finding
+    }
+
+    fn note(&mut self, facts: &Facts) {
+        if facts.system.is_some() && facts.system != self.seen.system {
+            // Timelines of two systems have nothing to do with each other.
+            self.seen = Seen {
+                system: facts.system,
+                installation: self.seen.installation,
+                ..Seen::default()
+            };
+        }
+        if self.is_put_in_place(facts) {
+            self.seen.timeline = None;
+        }
+        self.seen.timeline = self.seen.timeline.max(facts.timeline);
+        // Standbys and later primaries show the word too; it was about this once.
+        self.seen.followed = self.seen.followed.max(facts.instead_of);
+        self.seen.installation = self.seen.installation.or(facts.installation);
+    }
+
+    /// A database of another installation is as good as none.
+    fn without_strangers(&self, sights: &[Sight], finding: &mut Finding) -> Vec<Sight> {
+        let of = |sight: &Sight| match sight {
+            Sight::Primary(facts) | Sight::Standby(facts) => facts.installation,
+            Sight::Away | Sight::ReadOnly => None,
+        };
+        let first = sights
+            .iter()
+            .filter(|sight| matches!(sight, Sight::Primary(_)))
+            .find_map(of);
+        let ours = self.seen.installation.or(first);
+        let mut known = Vec::with_capacity(sights.len());
+        for (host, sight) in sights.iter().enumerate() {
+            let strange = of(sight).is_some() && ours.is_some() && of(sight) != ours;
+            if strange {
+                finding.stranger = Some(host);
+            }
+            known.push(if strange { Sight::Away } else { sight.clone() });
+        }
+        known
     }
 
     fn candidates(&self, sights: &[Sight], finding: &mut Finding) -> Vec<(usize, Facts)> {
@@ -166,7 +218,7 @@ impl Primaries {
             Sight::Primary(facts) => facts.system,
             _ => None,
         });
-        let system = self.system.or(told);
+        let system = self.seen.system.or(told);
         for (host, sight) in sights.iter().enumerate() {
             let Sight::Primary(facts) = sight else {
                 continue;
@@ -175,7 +227,7 @@ impl Primaries {
             if !ours {
                 finding.foreign = Some(host);
             } else if facts.timeline.is_some()
-                && facts.timeline < self.highest
+                && facts.timeline < self.seen.timeline
                 && !self.is_put_in_place(facts)
             {
                 finding.stale = Some(host);
@@ -216,7 +268,7 @@ impl Primaries {
 
     /// Whether a person has said that it is used in place of the highest that was seen.
     fn is_put_in_place(&self, facts: &Facts) -> bool {
-        facts.instead_of.is_some() && facts.instead_of >= self.highest
+        facts.instead_of > self.seen.followed && facts.instead_of >= self.seen.timeline
     }
 
     fn watch(&mut self, now: Mono, sights: &[Sight]) {

@@ -10,7 +10,7 @@
 //! to the bucket of the next beat; after a switch, the buckets later than the beat that the new primary shows are said again; and a
 //! bucket goes when every other configured host has shown its beat, or after [`KEPT`].
 //!
-//! Bounds: complete records up to a number of bytes; beyond it the oldest are reduced, which is enough to keep their jobs from
+//! Bounds: complete records up to a number of bytes of what can be reduced; beyond it the oldest are, which is enough to keep their jobs from
 //! running again; beyond a number of records the oldest go. A server that shows less than what went has lost something that nobody
 //! can say again: it is *not covered*, and a person must decide.
 
@@ -25,7 +25,7 @@ pub const KEPT: Duration = Duration::from_secs(15 * 60);
 
 /// What is kept of one end.
 pub trait Record {
-    /// How many bytes of memory it takes, about.
+    /// How many bytes it holds that [`Record::reduce`] would free, about.
     fn size(&self) -> usize;
     /// Leaves only what keeps the job from running again.
     fn reduce(&mut self);
@@ -34,18 +34,18 @@ pub trait Record {
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes of all records; beyond it the oldest are reduced.
+    /// Bytes that all records hold; beyond it the oldest are reduced.
     pub bytes: usize,
     /// Records; beyond it the oldest go.
     pub records: usize,
 }
 
 impl Default for Bounds {
-    /// 64 MiB, one million records.
+    /// 64 MiB, 200,000 records: beyond that the memory itself, and writing it to a journal, would hold up heartbeats.
     fn default() -> Self {
         Self {
             bytes: 64 << 20,
-            records: 1_000_000,
+            records: 200_000,
         }
     }
 }
@@ -231,7 +231,7 @@ mod tests {
         }
 
         fn reduce(&mut self) {
-            self.1 = 1;
+            self.1 = 0;
         }
     }
 
@@ -300,7 +300,7 @@ mod tests {
             records: 9,
         });
         let kept: Vec<_> = replay.after(None).cloned().collect();
-        assert_eq!(kept, [End(1, 1), End(2, 1), End(4, 10), End(8, 10)]);
+        assert_eq!(kept, [End(1, 0), End(2, 0), End(4, 10), End(8, 10)]);
         let replay = filled(Bounds {
             bytes: 99,
             records: 2,

@@ -15,7 +15,7 @@ use crate::dispatch::Note;
 use crate::events;
 use crate::heart::{Heard, Heart, Link};
 use crate::held::Statement;
-use crate::journal::Legacy;
+use crate::journal::{Legacy, RECENT};
 
 /// The other workers beat at once when they hear of a new one, and then it may claim; it looks again after these times.
 const ADMITTED: [Duration; 3] = [
@@ -126,12 +126,17 @@ impl Heart {
                     .filter(|(beat, _)| lacks(beat))
                     .map(|(_, end)| end.again()),
             );
+            // Only a worker that ended long ago has no row by right.
+            let recent = match formerly.is_empty() {
+                true => now.legacy.recent,
+                false => self.status.heartbeat_age().is_some_and(|age| age < RECENT),
+            };
             Covers {
                 worker: *last,
                 formerly,
                 from: covers_from.max(now.legacy.covers_from),
                 ago,
-                predecessor: true,
+                predecessor: !recent,
             }
         };
         said.extend(self.ends.after(found));

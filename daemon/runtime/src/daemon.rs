@@ -224,7 +224,7 @@ impl Daemon {
                     leases: Arc::clone(&leases),
                     ends: Arc::clone(&ends),
                     status: Arc::clone(&self.status),
-                    highest: legacy.highest,
+                    seen: legacy.seen,
                     look: Notify::new(),
                     looked: Notify::new(),
                     state: RefCell::default(),

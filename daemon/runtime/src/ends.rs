@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tenure_core::ids::{Beat, Token, WorkerId};
+use tenure_core::primary::Seen;
 use tenure_core::replay::{Bounds, Replay};
 use tokio::sync::Notify;
 use tracing::{error, info};
@@ -196,9 +197,9 @@ impl Ends {
         state.rewrite();
     }
 
-    /// The highest timeline of a system that was seen, for the next daemon in `state_dir`.
-    pub(crate) fn seen(&self, system: i64, timeline: i32) {
-        self.state().note(|journal| journal.seen(system, timeline));
+    /// Which servers were seen, for the next daemon in `state_dir`.
+    pub(crate) fn seen(&self, seen: Seen) {
+        self.state().note(|journal| journal.seen(seen));
     }
 
     /// All that is not confirmed.

@@ -84,7 +84,7 @@ pub fn describe() {
     );
     describe_histogram!(
         "tenure_switch_duration_seconds",
-        "Of each switch: from the loss of the old primary until jobs from before were claimed again, as this worker saw it."
+        "Of each switch: the longest that a worker was without a primary, and the time until workers had re-attached. Each worker records the same."
     );
     describe_counter!(
         "tenure_switch_jobs_total",
@@ -239,6 +239,15 @@ pub fn two_primaries(which: Option<(String, String)>) {
         ),
         None => info!("Only one server takes writes again."),
     }
+}
+
+/// A host's database is another installation of tenure.
+pub fn another_installation(name: &str) {
+    error!(
+        host = name,
+        "The database of this host is another installation of tenure than the one that this daemon works for; nothing is done there. If it \
+         is the right one, start the daemon anew with an empty state_dir; else take the host out of database.url."
+    );
 }
 
 /// The only server that takes writes is on a timeline from before the last switch.

@@ -66,8 +66,10 @@ pub(crate) struct Link {
     pub(crate) formerly: Vec<WorkerId>,
     /// A registration whose order has not come to its end.
     pub(crate) registered: Option<(WorkerId, Epoch, i64)>,
-    /// One registration at a time: the keeper asks again while an answer is out.
-    registering: bool,
+    /// One registration or re-attach at a time: the keeper asks again while an answer is out.
+    attaching: bool,
+    /// Before a re-attach that met a lock is said again.
+    pause: Duration,
     /// Of the last epoch that was seen.
     pub(crate) epoch_no: i64,
     /// The switch that is to be reported when its window has closed.
@@ -106,7 +108,8 @@ impl Heart {
             legacy: std::mem::take(&mut self.legacy),
             formerly: Vec::new(),
             registered: None,
-            registering: false,
+            attaching: false,
+            pause: SOON,
             epoch_no: 0,
             report: None,
             on_hold: false,
@@ -132,11 +135,11 @@ impl Heart {
     async fn carry_out(&self, link: &RefCell<Link>, heard: &mpsc::Sender<Heard>, order: Order) {
         match order {
             Order::Register { asked_at } => {
-                if std::mem::replace(&mut link.borrow_mut().registering, true) {
+                if std::mem::replace(&mut link.borrow_mut().attaching, true) {
                     return;
                 }
                 let registered = self.register(link, heard, asked_at).await;
-                link.borrow_mut().registering = false;
+                link.borrow_mut().attaching = false;
                 if let Err(error) = registered {
                     if matches!(error, StoreError::OtherEpoch(_) | StoreError::DeadWorker(_)) {
                         link.borrow_mut().registered = None;
@@ -146,15 +149,24 @@ impl Heart {
                 }
             }
             Order::Reattach { worker, asked_at } => {
-                if let Err(error) = self.reattach(link, heard, worker, asked_at).await {
-                    self.missed(link, &error);
-                    self.leases.failed(worker, Epoch(Uuid::nil()), &error);
-                    self.leases.on(Event::RegisterFailed { asked_at });
-                    if matches!(error, StoreError::Repeat(_)) {
-                        // Others wait for this worker: it does not wait for its next beat.
-                        tokio::time::sleep(SOON).await;
-                        self.leases.on(Event::BeatNow);
-                    }
+                if std::mem::replace(&mut link.borrow_mut().attaching, true) {
+                    return;
+                }
+                let attached = self.reattach(link, heard, worker, asked_at).await;
+                link.borrow_mut().attaching = false;
+                let Err(error) = attached else {
+                    link.borrow_mut().pause = SOON;
+                    return;
+                };
+                self.missed(link, &error);
+                self.leases.failed(worker, Epoch(Uuid::nil()), &error);
+                self.leases.on(Event::RegisterFailed { asked_at });
+                if matches!(error, StoreError::Repeat(_)) {
+                    // Others wait for this worker: it does not wait for its next beat.
+                    let pause = link.borrow().pause;
+                    link.borrow_mut().pause = (pause * 2).min(self.leases.limits().beat_every());
+                    tokio::time::sleep(pause).await;
+                    self.leases.on(Event::BeatNow);
                 }
             }
             Order::Beat {

@@ -305,14 +305,14 @@ impl Statement {
 /// What is kept of an end that the database has confirmed.
 impl Record for Statement {
     fn size(&self) -> usize {
-        const STRUCTURE: usize = 600;
         let row = match &self.origin {
             Origin::Held(held) => {
                 held.job.data.len() + held.job.labels.len() + held.job.options.len()
             }
             Origin::Written(background) => background.row.as_ref().map_or(0, |row| row.get().len()),
         };
-        STRUCTURE + row + Statement::size(self)
+        let follow_ups = self.end.enqueue.as_ref().map_or(0, |jobs| jobs.get().len());
+        row + Statement::size(self) - follow_ups
     }
 
     fn reduce(&mut self) {

@@ -4,14 +4,16 @@
 //! death of the process, not of the machine. The next daemon there says to the database what the last one could not.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use tenure_core::ids::{Beat, Token, WorkerId};
+use tenure_core::primary::Seen;
 use tenure_core::replay::Replay;
 use thiserror::Error;
 
@@ -19,6 +21,9 @@ use crate::held::{Statement, Written};
 
 /// Rewritten when it has grown beyond this, and beyond twice what was open at the last time.
 const COMPACT: u64 = 8 * 1024 * 1024;
+
+/// The rows of workers that ended are kept for a day; half of it leaves room for clocks that are wrong.
+pub(crate) const RECENT: Duration = Duration::from_hours(12);
 
 /// Why the directory cannot be used.
 #[derive(Debug, Error)]
@@ -48,8 +53,8 @@ enum Line {
     Answered(Token, Beat),
     /// What was answered before this heartbeat is safe, or forgotten.
     Gone(Beat),
-    /// The highest timeline of a system.
-    Seen(i64, i32),
+    /// Which servers were seen.
+    Seen(Seen),
 }
 
 /// What the last daemon in a directory left.
@@ -63,8 +68,10 @@ pub(crate) struct Legacy {
     pub answered: Vec<(Beat, Statement)>,
     /// A server that does not show this heartbeat of the last of `workers` may have lost more than that.
     pub covers_from: Beat,
-    /// System and highest timeline that they have seen.
-    pub highest: Option<(i64, i32)>,
+    /// Which servers they have seen.
+    pub seen: Seen,
+    /// It was written in the last hours: the last of `workers` is known to every database that is not older than it.
+    pub recent: bool,
 }
 
 impl Default for Legacy {
@@ -74,7 +81,8 @@ impl Default for Legacy {
             ends: Vec::new(),
             answered: Vec::new(),
             covers_from: Beat(0),
-            highest: None,
+            seen: Seen::default(),
+            recent: false,
         }
     }
 }
@@ -88,7 +96,7 @@ pub(crate) struct Journal {
     compact_at: u64,
     /// A line could not be written, or not whole: what follows would be lost with it.
     torn: bool,
-    highest: Option<(i64, i32)>,
+    seen: Seen,
     _lock: Flock<File>,
 }
 
@@ -120,7 +128,14 @@ impl Journal {
             )?;
         let path = dir.join("journal.ndjson");
         let file = private().append(true).open(&path).map_err(failed(&path))?;
-        let legacy = read(&file).map_err(failed(&path))?;
+        let mut legacy = read(&file).map_err(failed(&path))?;
+        legacy.recent = file
+            .metadata()
+            .and_then(|metadata| metadata.modified())
+            .is_ok_and(|written| written.elapsed().is_ok_and(|ago| ago < RECENT));
+        let mut file = file;
+        // What is written after a line that was cut short must not be lost with it.
+        file.write_all(b"\n").map_err(failed(&path))?;
         let size = file.metadata().map_err(failed(&path))?.len();
         Ok((
             Self {
@@ -129,7 +144,7 @@ impl Journal {
                 size,
                 compact_at: COMPACT,
                 torn: false,
-                highest: legacy.highest,
+                seen: legacy.seen,
                 _lock: lock,
             },
             legacy,
@@ -168,13 +183,13 @@ impl Journal {
         self.append(&Line::Gone(beat))
     }
 
-    /// This timeline was seen.
+    /// These servers were seen.
     ///
     /// # Errors
     /// Of the file.
-    pub(crate) fn seen(&mut self, system: i64, timeline: i32) -> io::Result<()> {
-        self.highest = Some((system, timeline));
-        self.append(&Line::Seen(system, timeline))
+    pub(crate) fn seen(&mut self, seen: Seen) -> io::Result<()> {
+        self.seen = seen;
+        self.append(&Line::Seen(seen))
     }
 
     /// Whether all that was noted is really there.
@@ -202,8 +217,7 @@ impl Journal {
         let mut open = open.peekable();
         let head = [
             worker.map(Line::Worker),
-            self.highest
-                .map(|(system, timeline)| Line::Seen(system, timeline)),
+            Some(Line::Seen(self.seen)).filter(|_| self.seen != Seen::default()),
             Some(Line::Gone(remembered.covers_from()))
                 .filter(|_| remembered.covers_from() > Beat(0)),
         ];
@@ -293,7 +307,7 @@ fn read(file: &File) -> io::Result<Legacy> {
                 answered.retain(|(before, _)| *before > beat);
                 legacy.covers_from = beat;
             }
-            Ok(Line::Seen(system, timeline)) => legacy.highest = Some((system, timeline)),
+            Ok(Line::Seen(seen)) => legacy.seen = seen,
             Err(_) => {}
         }
     }
@@ -305,7 +319,6 @@ fn read(file: &File) -> io::Result<Legacy> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
 
     use tenure_core::replay::Bounds;
@@ -314,6 +327,14 @@ mod tests {
 
     use super::*;
     use crate::held::tests::held;
+
+    fn seen() -> Seen {
+        Seen {
+            system: Some(77),
+            timeline: Some(2),
+            ..Seen::default()
+        }
+    }
 
     fn nothing() -> Replay<Statement> {
         Replay::new(Mono::ZERO, Bounds::default(), Beat(0))
@@ -333,7 +354,7 @@ mod tests {
             journal.answered(end.end.token, Beat(before)).unwrap();
         }
         journal.gone(Beat(3)).unwrap();
-        journal.seen(77, 2).unwrap();
+        journal.seen(seen()).unwrap();
         drop(journal);
         let told = |legacy: &Legacy| -> Vec<(Beat, Token)> {
             let answered = legacy.answered.iter();
@@ -342,10 +363,7 @@ mod tests {
         let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
         let kept = [(Beat(4), ends[1].end.token), (Beat(4), ends[2].end.token)];
         assert_eq!(told(&legacy), kept);
-        assert_eq!(
-            (legacy.covers_from, legacy.highest),
-            (Beat(3), Some((77, 2)))
-        );
+        assert_eq!((legacy.covers_from, legacy.seen), (Beat(3), seen()));
         // The same after it was written anew.
         let mut remembered = Replay::new(Mono::ZERO, Bounds::default(), Beat(3));
         for (_, end) in legacy.answered {
@@ -357,10 +375,7 @@ mod tests {
         drop(journal);
         let (_, legacy) = Journal::open(dir.path()).unwrap();
         assert_eq!(told(&legacy), kept.map(|(_, token)| (Beat(9), token)));
-        assert_eq!(
-            (legacy.covers_from, legacy.highest),
-            (Beat(3), Some((77, 2)))
-        );
+        assert_eq!((legacy.covers_from, legacy.seen), (Beat(3), seen()));
     }
 
     #[test]

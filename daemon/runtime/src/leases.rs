@@ -263,8 +263,11 @@ impl Leases {
         revoked: &[(Token, String)],
     ) {
         self.with(|state| {
-            state.roster = roster;
-            state.last_beat = beat;
+            // An answer that comes late tells what was known then.
+            if beat > state.last_beat {
+                state.roster = roster;
+                state.last_beat = beat;
+            }
             for (token, reason) in revoked {
                 state.stop(*token, None, reason);
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tenure_core::ids::{Beat, Epoch, WorkerId};
 use tenure_core::lease::event::Event;
-use tenure_core::primary::{Finding, Known, Primaries, Sight};
+use tenure_core::primary::{Finding, Known, Primaries, Seen, Sight};
 use tenure_core::time::Mono;
 use tenure_store::error::StoreError;
 use tenure_store::probe::{Prober, Shown};
@@ -54,8 +54,8 @@ pub(crate) struct Lookout {
     pub ends: Arc<Ends>,
     /// How it goes.
     pub status: Arc<Status>,
-    /// System and highest timeline that an earlier process has seen.
-    pub highest: Option<(i64, i32)>,
+    /// Which servers an earlier process has seen.
+    pub seen: Seen,
     /// Somebody has a reason to look now.
     pub look: Notify,
     /// The first rounds are over.
@@ -85,7 +85,8 @@ struct Told {
     two: bool,
     foreign: Option<usize>,
     stale: Option<usize>,
-    highest: Option<(i64, i32)>,
+    stranger: Option<usize>,
+    seen: Seen,
 }
 
 impl Default for State {
@@ -104,7 +105,7 @@ impl Lookout {
     /// Looks out for ever. `changed` is called when connections from before are of no use.
     pub(crate) async fn run(&self, changed: impl Fn()) {
         let mut prober = Prober::new(&self.target);
-        let mut primaries = Primaries::new(prober.hosts(), self.highest);
+        let mut primaries = Primaries::new(prober.hosts(), self.seen);
         loop {
             let sent = clock::now();
             let member = self.leases.member();
@@ -126,7 +127,7 @@ impl Lookout {
             match finding.primary {
                 Some(host) => {
                     if finding.changed {
-                        self.turn(host, primaries.highest());
+                        self.turn(host, primaries.seen());
                         changed();
                     }
                     self.follow(&shown[host], finding.changed, member);
@@ -134,9 +135,15 @@ impl Lookout {
                         self.note_safe(host, &sights);
                     }
                     self.note_found(now, &prober.name(host), finding.changed);
-                    self.note_highest(primaries.highest());
+                    self.note_seen(primaries.seen());
                 }
-                None => self.note_missed(now),
+                None => {
+                    if finding.stale.is_some() {
+                        // The name of the primary may lead to it by now.
+                        changed();
+                    }
+                    self.note_missed(now);
+                }
             }
             self.warn(&prober, &finding, &primaries);
             self.pause().await;
@@ -184,15 +191,16 @@ impl Lookout {
         }
     }
 
-    fn turn(&self, host: usize, highest: Option<(i64, i32)>) {
+    fn turn(&self, host: usize, seen: Seen) {
+        let server = seen.system.zip(seen.timeline);
         let Routes {
             direct,
             pool,
             pooler,
         } = &self.routes;
-        direct.turn(&self.target, Some(host), highest);
+        direct.turn(&self.target, Some(host), server);
         if let Some(pooler) = pooler {
-            pool.turn(pooler, None, highest);
+            pool.turn(pooler, None, server);
         }
     }
 
@@ -229,20 +237,16 @@ impl Lookout {
 
     fn note_hosts(&self, prober: &Prober, shown: &[Shown]) {
         let hosts = shown.iter().enumerate().map(|(host, shown)| {
-            let is = match &shown.sight {
-                Sight::Away => "is away",
-                Sight::Primary(_) => "takes writes",
-                Sight::Standby(_) => "is a standby",
-                Sight::ReadOnly => "is set to read only",
-            };
-            format!("{} {is}", prober.name(host))
+            let name = prober.name(host);
+            match (&shown.sight, &shown.error) {
+                (Sight::Away, Some(error)) => format!("{name} is away ({error})"),
+                (Sight::Away, None) => format!("{name} is away"),
+                (Sight::Primary(_), _) => format!("{name} takes writes"),
+                (Sight::Standby(_), _) => format!("{name} is a standby"),
+                (Sight::ReadOnly, _) => format!("{name} is set to read only"),
+            }
         });
         self.state.borrow_mut().hosts = hosts.collect::<Vec<_>>().join(", ");
-        for shown in shown {
-            if let Some(error) = &shown.error {
-                tracing::debug!(error, "A probe found nobody.");
-            }
-        }
     }
 
     fn note_found(&self, now: Mono, name: &str, changed: bool) {
@@ -278,14 +282,12 @@ impl Lookout {
         }
     }
 
-    fn note_highest(&self, highest: Option<(i64, i32)>) {
-        let told = &mut self.state.borrow_mut().told.highest;
-        if *told != highest
-            && let Some((system, timeline)) = highest
-        {
-            self.ends.seen(system, timeline);
+    fn note_seen(&self, seen: Seen) {
+        let told = &mut self.state.borrow_mut().told.seen;
+        if *told != seen {
+            self.ends.seen(seen);
         }
-        *told = highest;
+        *told = seen;
     }
 
     fn warn(&self, prober: &Prober, finding: &Finding, primaries: &Primaries) {
@@ -294,10 +296,7 @@ impl Lookout {
             finding.stale.filter(|_| finding.primary.is_none()),
         ) && let Some(host) = finding.stale
         {
-            events::only_an_older_primary(
-                &prober.name(host),
-                primaries.highest().map(|(_, timeline)| timeline),
-            );
+            events::only_an_older_primary(&prober.name(host), primaries.seen().timeline);
         }
         let stale = finding.stale.zip(finding.primary);
         let two = finding.two.or(stale);
@@ -305,6 +304,11 @@ impl Lookout {
         if two.is_some() != told.two {
             told.two = two.is_some();
             events::two_primaries(two.map(|(one, other)| (prober.name(one), prober.name(other))));
+        }
+        if told_once(&mut told.stranger, finding.stranger)
+            && let Some(host) = finding.stranger
+        {
+            events::another_installation(&prober.name(host));
         }
         if told_once(&mut told.foreign, finding.foreign)
             && let Some(host) = finding.foreign

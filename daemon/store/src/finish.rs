@@ -82,8 +82,9 @@ pub struct Covers {
     pub predecessor: bool,
 }
 
-/// The most bytes of statements in one call.
+/// The most bytes of statements in one call, and the most statements: each call has to be answered before a lease is no longer trusted.
 const MOST_BYTES: usize = 8 << 20;
+const MOST: usize = 500;
 
 /// How one run ended, as `finish` and `reattach` take it. Written as JSON by hand of serde; `result` goes through as it is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -236,7 +237,7 @@ fn calls(statements: &[String]) -> Vec<&[String]> {
     let (mut rest, mut size) = (statements, 0);
     let mut count = 0;
     for statement in statements {
-        if count > 0 && size + statement.len() > MOST_BYTES {
+        if count == MOST || count > 0 && size + statement.len() > MOST_BYTES {
             let (call, later) = rest.split_at(count);
             calls.push(call);
             (rest, size, count) = (later, 0, 0);
@@ -281,6 +282,7 @@ mod tests {
             .map(|text| text.to_owned())
             .to_vec();
         assert_eq!(sizes(&statements), [1, 1, 1, 1]);
+        assert_eq!(sizes(&vec!["a".to_owned(); 2 * MOST + 1]), [MOST, MOST, 1]);
         assert_eq!(sizes(&[]), [0]);
     }
 }

@@ -190,7 +190,7 @@ impl Session {
     pub async fn probe(&self, worker: Option<WorkerId>) -> Result<Shown, StoreError> {
         let sql = "SELECT in_recovery, read_only, synchronous, system_id, timeline, (extract(epoch FROM started_at) * 1000000)::int8 AS started, \
                    epoch, in_epoch, beat, (extract(epoch FROM swept_at) * 1000000)::int8 AS swept, \
-                   received, epoch_no, instead_of FROM %probe($1)";
+                   received, epoch_no, instead_of, installation FROM %probe($1)";
         let id = worker.map_or_else(uuid::Uuid::nil, |worker| worker.0);
         let rows = self.rows("probe", sql, &[(&id, Type::UUID)]).await?;
         let Some(row) = rows.first() else {
@@ -205,6 +205,7 @@ impl Session {
             received: get(row, "received")?,
             epoch_no: get(row, "epoch_no")?,
             instead_of: get(row, "instead_of")?,
+            installation: get(row, "installation")?,
         };
         let sight = if get(row, "in_recovery")? {
             Sight::Standby(facts)

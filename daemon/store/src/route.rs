@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use deadpool_postgres::{ClientWrapper, HookError};
+use deadpool_postgres::HookError;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
@@ -17,6 +17,7 @@ use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
+use crate::error::StoreError;
 use crate::session::Target;
 use crate::wire::drive;
 
@@ -95,30 +96,23 @@ impl Route {
     }
 
     /// Refuses a connection to a server of a timeline from before the last switch: the name may have led to it.
-    pub(crate) async fn check(
-        &self,
-        client: &ClientWrapper,
-        prefix: &str,
-    ) -> Result<(), HookError> {
+    pub(crate) async fn check(&self, client: &Client, prefix: &str) -> Result<(), Misled> {
         let Some((system, timeline)) = self.lead().server else {
             return Ok(());
         };
         let sql = format!("SELECT system_id, timeline FROM {prefix}probe($1)");
         let rows = client
             .query_typed(&sql, &[(&Uuid::nil(), Type::UUID)])
-            .await
-            .map_err(HookError::Backend)?;
-        let row = rows.first();
-        let at = |column| row.map_or(Ok(None), |row| row.try_get::<_, Option<i64>>(column));
-        let found = row.map_or(Ok(None), |row| row.try_get::<_, Option<i32>>("timeline"));
+            .await?;
+        let Some(row) = rows.first() else {
+            return Ok(());
+        };
         let (of, found) = (
-            at("system_id").map_err(HookError::Backend)?,
-            found.map_err(HookError::Backend)?,
+            row.try_get::<_, Option<i64>>("system_id")?,
+            row.try_get::<_, Option<i32>>("timeline")?,
         );
         if of == Some(system) && found.is_some_and(|found| found < timeline) {
-            return Err(HookError::message(
-                "it was the primary before the last switch and does not know it",
-            ));
+            return Err(Misled::Older);
         }
         Ok(())
     }
@@ -134,6 +128,35 @@ impl Route {
 )]
 fn now() -> Instant {
     Instant::now()
+}
+
+/// Why a new connection is of no use.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Misled {
+    /// It leads to a server that was the primary before.
+    #[error("this server was the primary before the last switch and does not know it")]
+    Older,
+    /// It broke.
+    #[error(transparent)]
+    Broken(#[from] tokio_postgres::Error),
+}
+
+impl From<Misled> for StoreError {
+    fn from(misled: Misled) -> Self {
+        match misled {
+            Misled::Older => Self::ReadOnly(misled.to_string()),
+            Misled::Broken(error) => error.into(),
+        }
+    }
+}
+
+impl From<Misled> for HookError {
+    fn from(misled: Misled) -> Self {
+        match misled {
+            Misled::Older => Self::message(misled.to_string()),
+            Misled::Broken(error) => Self::Backend(error),
+        }
+    }
 }
 
 /// Makes the pool's connections.

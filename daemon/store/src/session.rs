@@ -21,7 +21,7 @@ use tracing::debug;
 use crate::address::{Address, AddressError};
 use crate::error::StoreError;
 use crate::hosts;
-use crate::route::{Along, Route};
+use crate::route::{Along, Misled, Route};
 use crate::tls::{self, TlsError};
 use crate::wire::{detach, drive};
 
@@ -155,7 +155,7 @@ impl Db {
                 Box::pin(async move {
                     let settled = client.batch_execute(&settings).await;
                     settled.map_err(HookError::Backend)?;
-                    route.check(client, &schema).await
+                    Ok(route.check(client, &schema).await?)
                 })
             }))
             .pre_recycle(Hook::sync_fn(move |_, metrics| {
@@ -228,7 +228,7 @@ impl Db {
             under_way: AtomicUsize::new(0),
             unreplicated: Arc::default(),
             route: Some(self.route.clone()),
-            turns: Some(self.route.turns()),
+            turns: Some(turns),
         })
     }
 
@@ -261,8 +261,13 @@ impl Session {
         target: &Target,
         route: &Route,
     ) -> Result<(Self, Notifications), StoreError> {
+        // Should it be turned from here on, this session is turned away.
+        let turns = route.turns();
         let config = route.config();
-        Self::open_by(target, &config, Some(route.clone())).await
+        let (mut session, notifications) =
+            Self::open_by(target, &config, Some(route.clone())).await?;
+        session.turns = Some(turns);
+        Ok((session, notifications))
     }
 
     pub(crate) async fn open_by(
@@ -273,7 +278,6 @@ impl Session {
         let (sender, receiver) = mpsc::channel(64);
         let tls = tls_of(target).map_err(|error| StoreError::Failed(error.to_string()))?;
         let unreplicated = Arc::new(AtomicBool::new(false));
-        let turns = route.as_ref().map(Route::turns);
         let noticed = Arc::clone(&unreplicated);
         let connecting = async {
             let client = match tls.clone() {
@@ -289,7 +293,12 @@ impl Session {
                 }
             };
             client.batch_execute(&session_settings(target)).await?;
-            Ok::<_, tokio_postgres::Error>(client)
+            if let Some(route) = &route {
+                route.check(&client, &prefix(&target.schema)).await?;
+            }
+            // What a server warns of at the start, such as another version of its collations, is about no commit.
+            unreplicated.store(false, Ordering::Relaxed);
+            Ok::<_, Misled>(client)
         };
         let client = timeout(target.connect_timeout, connecting)
             .await
@@ -309,7 +318,7 @@ impl Session {
             under_way: AtomicUsize::new(0),
             unreplicated,
             route,
-            turns,
+            turns: None,
         };
         Ok((session, receiver))
     }

@@ -93,8 +93,10 @@ enum Standing {
         due: Mono,
         under_way: Option<(Beat, Mono)>,
     },
+    /// The same: any answer since then will do.
     Rejoining {
         worker: WorkerId,
+        since: Mono,
         ask: Ask,
     },
     Clearing,
@@ -154,8 +156,8 @@ impl Keeper {
 
     /// Whether it still waits for the answer to this re-attach.
     #[must_use]
-    pub fn rejoins(&self, as_whom: WorkerId, since: Mono) -> bool {
-        matches!(self.standing, Standing::Rejoining { worker, ask } if worker == as_whom && ask == Ask::Asked(since))
+    pub fn rejoins(&self, as_whom: WorkerId, asked_at: Mono) -> bool {
+        matches!(self.standing, Standing::Rejoining { worker, since, .. } if worker == as_whom && since <= asked_at)
     }
 
     /// The last beat that was sent.
@@ -230,7 +232,7 @@ impl Keeper {
             Event::RegisterFailed { asked_at } => {
                 if let Standing::Joining(_, ask) | Standing::Rejoining { ask, .. } =
                     &mut self.standing
-                    && *ask == Ask::Asked(asked_at)
+                    && matches!(ask, Ask::Asked(last) if asked_at <= *last)
                 {
                     *ask = Ask::Due(asked_at + self.limits.beat_every());
                 }
@@ -305,7 +307,7 @@ impl Keeper {
                     out.push(Command::Register { asked_at: now });
                 }
             }
-            Standing::Rejoining { worker, ask } => {
+            Standing::Rejoining { worker, ask, .. } => {
                 if ask.again(now, answer_within) {
                     out.push(Command::Reattach {
                         worker: *worker,
@@ -351,8 +353,13 @@ impl Keeper {
             Standing::Joining(since, ask) => {
                 matches!(ask, Ask::Asked(last) if (*since..=*last).contains(&asked_at))
             }
-            Standing::Rejoining { worker: mine, ask } => {
-                *ask == Ask::Asked(asked_at) && *mine == worker
+            Standing::Rejoining {
+                worker: mine,
+                since,
+                ask,
+            } => {
+                matches!(ask, Ask::Asked(last) if (*since..=*last).contains(&asked_at))
+                    && *mine == worker
             }
             Standing::Member { .. } | Standing::Clearing => false,
         };
@@ -390,6 +397,7 @@ impl Keeper {
                 self.calls.give_up_all();
                 self.standing = Standing::Rejoining {
                     worker: by,
+                    since: now,
                     ask: Ask::Due(now),
                 };
                 None

@@ -3,6 +3,14 @@ use super::*;
 
 const OURS: i64 = 7;
 
+fn seen(timeline: i32) -> Seen {
+    Seen {
+        system: Some(OURS),
+        timeline: Some(timeline),
+        ..Seen::default()
+    }
+}
+
 fn at(ms: u64) -> Mono {
     Mono::from_millis(ms)
 }
@@ -51,7 +59,7 @@ fn standby_with(change: impl Fn(&mut Facts)) -> Sight {
 
 #[test]
 fn the_one_that_takes_writes_is_found_and_a_promotion_followed() {
-    let mut them = Primaries::new(2, None);
+    let mut them = Primaries::new(2, Seen::default());
     let first = round(&mut them, 0, &[primary(1, 1), standby(10, 1)]);
     assert_eq!((first.primary, first.changed), (Some(0), true));
     let same = round(&mut them, 1, &[primary(1, 1), standby(10, 2)]);
@@ -61,24 +69,24 @@ fn the_one_that_takes_writes_is_found_and_a_promotion_followed() {
     // A higher timeline is followed at once.
     let next = round(&mut them, 3, &[Sight::Away, primary(2, 1)]);
     assert_eq!((next.primary, next.changed), (Some(1), true));
-    assert_eq!(them.highest(), Some((OURS, 2)));
+    assert_eq!(them.seen().timeline, Some(2));
 }
 
 #[test]
 fn an_old_primary_is_never_gone_back_to() {
-    let mut them = Primaries::new(2, None);
+    let mut them = Primaries::new(2, Seen::default());
     round(&mut them, 0, &[primary(1, 1), primary(2, 2)]);
     let found = round(&mut them, 60_000, &[primary(1, 1), Sight::Away]);
     assert_eq!((found.primary, found.stale), (None, Some(0)));
     // Nor by the next process.
-    let mut next = Primaries::new(2, them.highest());
+    let mut next = Primaries::new(2, them.seen());
     let found = round(&mut next, 0, &[primary(1, 1), Sight::Away]);
     assert_eq!((found.primary, found.stale), (None, Some(0)));
 }
 
 #[test]
 fn a_person_can_put_a_server_in_place_of_a_newer_one() {
-    let mut them = Primaries::new(2, Some((OURS, 5)));
+    let mut them = Primaries::new(2, seen(5));
     let accepted = |instead_of| {
         Sight::Primary(Facts {
             instead_of: Some(instead_of),
@@ -89,12 +97,47 @@ fn a_person_can_put_a_server_in_place_of_a_newer_one() {
     assert_eq!((found.primary, found.stale), (None, Some(0)));
     let found = round(&mut them, 1, &[accepted(5), Sight::Away]);
     assert_eq!((found.primary, found.stale), (Some(0), None));
-    assert_eq!(them.highest(), Some((OURS, 2)));
+    assert_eq!(them.seen().timeline, Some(2));
+    // The word is spent: a later primary shows it too, and the timelines up to 5 fence again.
+    let later = Sight::Primary(Facts {
+        instead_of: Some(5),
+        ..facts(4, 1)
+    });
+    assert_eq!(round(&mut them, 2, &[Sight::Away, later]).primary, Some(1));
+    for mut them in [Primaries::new(2, them.seen()), them] {
+        let found = round(&mut them, 9_000, &[accepted(5), Sight::Away]);
+        assert_eq!((found.primary, found.stale), (None, Some(0)));
+        // Another word is another matter.
+        assert_eq!(
+            round(&mut them, 9_001, &[accepted(6), Sight::Away]).primary,
+            Some(0)
+        );
+    }
+}
+
+#[test]
+fn another_installation_is_none_of_ours() {
+    let of = |installation| {
+        Sight::Primary(Facts {
+            installation: Some(Uuid::from_u128(installation)),
+            ..facts(3, 1)
+        })
+    };
+    let mut them = Primaries::new(2, Seen::default());
+    let found = round(&mut them, 0, &[of(1), of(2)]);
+    assert_eq!(
+        (found.primary, found.stranger, found.two),
+        (Some(0), Some(1), None)
+    );
+    let found = round(&mut them, 60_000, &[Sight::Away, of(2)]);
+    assert_eq!((found.primary, found.stranger), (None, Some(1)));
+    let found = round(&mut Primaries::new(1, them.seen()), 0, &[of(2)]);
+    assert_eq!((found.primary, found.stranger), (None, Some(0)));
 }
 
 #[test]
 fn a_promotion_beside_a_living_primary_is_followed_and_said() {
-    let mut them = Primaries::new(2, None);
+    let mut them = Primaries::new(2, Seen::default());
     round(&mut them, 0, &[primary(1, 1), standby(10, 1)]);
     let found = round(&mut them, 1, &[primary(1, 1), primary(2, 5)]);
     assert_eq!((found.primary, found.two), (Some(1), Some((0, 1))));
@@ -104,7 +147,7 @@ fn a_promotion_beside_a_living_primary_is_followed_and_said() {
 
 #[test]
 fn of_equal_ones_ours_stays_until_it_is_given_up() {
-    let mut them = Primaries::new(3, None);
+    let mut them = Primaries::new(3, Seen::default());
     round(&mut them, 0, &[primary(2, 1), standby(10, 1), Sight::Away]);
     let both = round(&mut them, 1, &[primary(2, 1), primary(2, 9), Sight::Away]);
     assert_eq!((both.primary, both.two), (Some(0), Some((0, 1))));
@@ -116,18 +159,18 @@ fn of_equal_ones_ours_stays_until_it_is_given_up() {
 
 #[test]
 fn one_server_under_two_names_is_one() {
-    let mut them = Primaries::new(2, None);
+    let mut them = Primaries::new(2, Seen::default());
     let found = round(&mut them, 0, &[primary(1, 1), primary(1, 1)]);
     assert_eq!((found.primary, found.two), (Some(0), None));
 }
 
 #[test]
 fn a_restart_is_a_change_and_an_unknown_timeline_is_none() {
-    let mut them = Primaries::new(1, None);
+    let mut them = Primaries::new(1, Seen::default());
     round(&mut them, 0, &[primary(1, 1)]);
     assert!(round(&mut them, 1, &[primary(1, 2)]).changed);
     let untold = Sight::Primary(Facts::default());
-    let mut them = Primaries::new(1, None);
+    let mut them = Primaries::new(1, Seen::default());
     assert_eq!(
         round(&mut them, 0, std::slice::from_ref(&untold)).primary,
         Some(0)
@@ -143,7 +186,7 @@ fn another_system_is_taken_only_when_ours_has_gone() {
             ..facts(timeline, 1)
         })
     };
-    let mut them = Primaries::new(2, None);
+    let mut them = Primaries::new(2, Seen::default());
     let found = round(&mut them, 0, &[primary(3, 1), foreign(9)]);
     assert_eq!((found.primary, found.foreign), (Some(0), Some(1)));
     let found = round(&mut them, 1_000, &[primary(3, 1), foreign(9)]);
@@ -156,12 +199,15 @@ fn another_system_is_taken_only_when_ours_has_gone() {
         round(&mut them, 9_000, &[Sight::Away, foreign(1)]).primary,
         Some(1)
     );
-    assert_eq!(them.highest(), Some((8, 1)));
+    assert_eq!(
+        (them.seen().system, them.seen().timeline),
+        (Some(8), Some(1))
+    );
 }
 
 #[test]
 fn that_there_is_none_is_proven_by_all_others() {
-    let mut them = Primaries::new(3, None);
+    let mut them = Primaries::new(3, Seen::default());
     let proven = |them: &mut Primaries, ms, sights: &[Sight]| round(them, ms, sights).none_anywhere;
     round(
         &mut them,
@@ -200,7 +246,7 @@ fn that_there_is_none_is_proven_by_all_others() {
         [Sight::Away, primary(2, 3), standby(8, 5)],
         [primary(1, 1), standby(8, 5), standby(8, 5)],
     ] {
-        let mut them = Primaries::new(3, None);
+        let mut them = Primaries::new(3, Seen::default());
         round(
             &mut them,
             0,
@@ -218,7 +264,7 @@ fn that_there_is_none_is_proven_by_all_others() {
 
 #[test]
 fn one_name_alone_proves_nothing() {
-    let mut them = Primaries::new(1, None);
+    let mut them = Primaries::new(1, Seen::default());
     round(&mut them, 0, &[primary(1, 1)]);
     assert!(!round(&mut them, 9_000, &[Sight::Away]).none_anywhere);
 }

@@ -339,6 +339,7 @@ impl Cluster {
             received: Some(shown.swept_at),
             epoch_no: shown.epoch_no,
             instead_of: None,
+            installation: None,
         };
         if primary {
             Sight::Primary(facts)

@@ -21,7 +21,7 @@ use tenure_core::lease::command::{Command, Why};
 use tenure_core::lease::event::Event;
 use tenure_core::lease::keeper::Keeper;
 use tenure_core::model::{Memory, Registration, RunEnd};
-use tenure_core::primary::{Primaries, Sight};
+use tenure_core::primary::{self, Primaries, Sight};
 use tenure_core::replay::{Bounds, Record, Replay};
 use tenure_core::time::Mono;
 
@@ -66,7 +66,7 @@ struct Disk {
     worker: Option<WorkerId>,
     ends: Vec<Ended>,
     remembered: Vec<Ended>,
-    highest: Option<(i64, i32)>,
+    seen: primary::Seen,
 }
 
 /// A round of probes.
@@ -134,7 +134,7 @@ impl Daemon {
             state_dir,
             disk: Disk::default(),
             keeper: Keeper::new(world.limits),
-            primaries: Primaries::new(SERVERS, None),
+            primaries: Primaries::new(SERVERS, primary::Seen::default()),
             memory: Replay::new(Mono::ZERO, Bounds::default(), Beat(0)),
             host: None,
             connection: 0,
@@ -199,7 +199,7 @@ impl Daemon {
             guard_until,
             handlers,
             running: true,
-            primaries: Primaries::new(SERVERS, disk.highest),
+            primaries: Primaries::new(SERVERS, disk.seen),
             memory: Replay::new(now, Bounds::default(), Beat(0)),
             predecessors: disk.worker.into_iter().collect(),
             ..Self::new(self.index, self.world, self.state_dir)
@@ -228,7 +228,7 @@ impl Daemon {
                 worker: worker.or_else(|| self.predecessors.first().copied()),
                 ends: self.open.values().map(|open| open.ended.clone()).collect(),
                 remembered: self.memory.after(None).cloned().collect(),
-                highest: self.primaries.highest(),
+                seen: self.primaries.seen(),
             };
         }
         self.incarnation += 1;

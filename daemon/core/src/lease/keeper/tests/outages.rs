@@ -87,3 +87,25 @@ fn an_answer_to_a_life_before_is_none() {
     keeper.on(at(21), late(worker(2), at(20)));
     assert!(keeper.member().is_some());
 }
+
+/// A large memory takes longer to say than an answer is waited for.
+#[test]
+fn a_re_attach_may_be_answered_after_it_was_asked_again() {
+    let mut keeper = with_jobs(&[1]);
+    keeper.try_start(at(0), token(1));
+    keeper.on(at(5), other_epoch());
+    let again = keeper.on(at(12), Event::Tick);
+    assert!(matches!(again[..], [Command::Reattach { .. }]), "{again:?}");
+    assert!(keeper.rejoins(worker(1), at(5)) && !keeper.rejoins(worker(1), at(4)));
+    let answer = |asked_at| Event::Registered {
+        worker: worker(1),
+        epoch: Epoch(Uuid::from_u128(2)),
+        asked_at,
+    };
+    keeper.on(at(13), answer(at(4)));
+    assert_eq!(keeper.member(), None);
+    keeper.on(at(13), answer(at(5)));
+    assert!(keeper.member().is_some());
+    // Trust counts from when it was asked for that is answered.
+    assert_eq!(keeper.trusted_until(), Some(at(25)));
+}
