@@ -22,7 +22,7 @@ use tracing::{info, warn};
 use crate::attempt::Bench;
 use crate::clock;
 use crate::dispatch::Dispatcher;
-use crate::ends::Ends;
+use crate::ends::{Ends, QUEUES};
 use crate::exec::{Executor, Limits as OutputLimits};
 use crate::guard::{self, Guard, GuardError};
 use crate::heart::{self, Heart};
@@ -273,15 +273,16 @@ impl Daemon {
                 std::future::pending::<()>().await;
             }
         };
-        let speaker_of = |follow_ups| Speaker {
-            follow_ups,
-            db: self.db.clone(),
-            ends: Arc::clone(&ends),
-            leases: Arc::clone(&leases),
-            status: Arc::clone(&self.status),
-        };
-        let mut speaker = spawn(speaker_of(false).run(rest.clone()));
-        let mut second_speaker = spawn(speaker_of(true).run(rest.clone()));
+        let [mut plain, mut follow_ups, mut replicated] = QUEUES.map(|queue| {
+            let speaker = Speaker {
+                queue,
+                db: self.db.clone(),
+                ends: Arc::clone(&ends),
+                leases: Arc::clone(&leases),
+                status: Arc::clone(&self.status),
+            };
+            spawn(speaker.run(rest.clone()))
+        });
         let mut sweeper = spawn(sweeper::run(
             self.db.clone(),
             Arc::clone(&leases),
@@ -293,8 +294,9 @@ impl Daemon {
             outcome = self.until_drained(&mut signals, &drain, &claims, &leases, &ends) => Ok(outcome),
             _ = heart_ended => Err(DaemonError::Task("heart")),
             () = dispatcher_failed => Err(DaemonError::Task("dispatcher")),
-            _ = &mut speaker => Err(DaemonError::Task("speaker")),
-            _ = &mut second_speaker => Err(DaemonError::Task("speaker of follow-up jobs")),
+            _ = &mut plain => Err(DaemonError::Task("speaker")),
+            _ = &mut follow_ups => Err(DaemonError::Task("speaker of follow-up jobs")),
+            _ = &mut replicated => Err(DaemonError::Task("speaker of replicated ends")),
             _ = &mut sweeper => Err(DaemonError::Task("sweeper")),
         };
         // No heartbeat may follow the word that this worker leaves.

@@ -27,19 +27,33 @@ use crate::journal::Journal;
 /// A statement takes no more ends once they have so many bytes: the server's limits are far above.
 const MOST_BYTES: usize = 8 << 20;
 
+/// What an end may have to wait for, and so which speaker says it: none waits behind what it need not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// Nothing.
+    Plain,
+    /// A user's transaction that took the unique key of a follow-up job.
+    FollowUps,
+    /// A synchronous standby.
+    Replicated,
+}
+
+/// All of them.
+pub(crate) const QUEUES: [Queue; 3] = [Queue::Plain, Queue::FollowUps, Queue::Replicated];
+
 /// The list. Shared by all tasks.
 #[derive(Debug)]
 pub(crate) struct Ends {
     state: Mutex<State>,
-    /// One for each queue of [`State::waiting`].
-    changed: [Notify; 2],
+    /// One for each queue.
+    changed: [Notify; QUEUES.len()],
 }
 
 #[derive(Debug)]
 struct State {
     open: BTreeMap<Token, Statement>,
-    /// Without follow-up jobs, and with.
-    waiting: [VecDeque<Token>; 2],
+    /// One for each queue.
+    waiting: [VecDeque<Token>; QUEUES.len()],
     /// Confirmed, and not yet safe from a switch.
     remembered: Replay<Statement>,
     journal: Option<Journal>,
@@ -61,12 +75,12 @@ impl Ends {
             failing: false,
         };
         for end in left {
-            state.waiting[queue_of(&end)].push_back(end.end.token);
+            state.waiting[queue_of(&end) as usize].push_back(end.end.token);
             state.open.insert(end.end.token, end);
         }
         Self {
             state: Mutex::new(state),
-            changed: [Notify::new(), Notify::new()],
+            changed: Default::default(),
         }
     }
 
@@ -75,21 +89,21 @@ impl Ends {
         let queue = queue_of(&end);
         let mut state = self.state();
         state.note(|journal| journal.ended(&end));
-        state.waiting[queue].push_back(end.end.token);
+        state.waiting[queue as usize].push_back(end.end.token);
         state.open.insert(end.end.token, end);
         drop(state);
-        self.changed[queue].notify_one();
+        self.changed[queue as usize].notify_one();
     }
 
-    /// Up to `most` ends to be said now, none of them under way: those with follow-up jobs, or the others.
+    /// Up to `most` ends of one queue to be said now, none of them under way.
     #[must_use]
-    pub(crate) fn take(&self, follow_ups: bool, most: usize) -> Vec<Statement> {
+    pub(crate) fn take(&self, queue: Queue, most: usize) -> Vec<Statement> {
         let mut state = self.state();
         let mut taken = Vec::new();
         let mut size = 0;
         while taken.len() < most
             && size < MOST_BYTES
-            && let Some(token) = state.waiting[usize::from(follow_ups)].pop_front()
+            && let Some(token) = state.waiting[queue as usize].pop_front()
         {
             if let Some(end) = state.open.get(&token) {
                 size += end.size();
@@ -104,7 +118,7 @@ impl Ends {
         let mut state = self.state();
         for token in tokens {
             if let Some(queue) = state.open.get(&token).map(queue_of) {
-                state.waiting[queue].push_back(token);
+                state.waiting[queue as usize].push_back(token);
             }
         }
         drop(state);
@@ -226,9 +240,9 @@ impl Ends {
         self.state().journal.as_ref().is_some_and(Journal::is_whole)
     }
 
-    /// Waits until there may be something to say of one kind.
-    pub(crate) async fn changed(&self, follow_ups: bool) {
-        self.changed[usize::from(follow_ups)].notified().await;
+    /// Waits until there may be something to say of one queue.
+    pub(crate) async fn changed(&self, queue: Queue) {
+        self.changed[queue as usize].notified().await;
     }
 
     /// Lets who waits in [`Ends::changed`] look again.
@@ -242,8 +256,14 @@ impl Ends {
 }
 
 /// Which queue an end waits in.
-fn queue_of(end: &Statement) -> usize {
-    usize::from(end.end.enqueue.is_some())
+fn queue_of(end: &Statement) -> Queue {
+    if end.care().replicated {
+        Queue::Replicated
+    } else if end.end.enqueue.is_some() {
+        Queue::FollowUps
+    } else {
+        Queue::Plain
+    }
 }
 
 impl State {

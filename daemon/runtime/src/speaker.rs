@@ -1,7 +1,6 @@
 //! The speakers: they say to the database how runs ended, in batches, until it has answered each.
 //!
-//! There are two. A follow-up job can have to wait for a user's open transaction (that took the same unique key, say), and no
-//! other end may wait with it: so ends with follow-up jobs have a speaker of their own, which says them one by one.
+//! There is one for each [`Queue`], so that no end waits for something that only another one needs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use tenure_store::session::Db;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::ends::Ends;
+use crate::ends::{Ends, Queue};
 use crate::events;
 use crate::held::Statement;
 use crate::leases::Leases;
@@ -30,8 +29,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 
 /// See the module.
 pub(crate) struct Speaker {
-    /// Whether it says the ends with follow-up jobs, or all others.
-    pub(crate) follow_ups: bool,
+    /// Which ends it says.
+    pub(crate) queue: Queue,
     /// To the database.
     pub db: Db,
     /// What is to be said.
@@ -52,23 +51,23 @@ impl Speaker {
                 // Under load the ends of jobs come together: one statement for all of them costs a tenth of many.
                 tokio::time::sleep(GATHER).await;
             }
-            let batch = match self.leases.member() {
-                Some(_) => self
-                    .ends
-                    .take(self.follow_ups, if self.follow_ups { 1 } else { BATCH }),
+            // What is said under this registration is what stood in the list under it.
+            let member = self.leases.member();
+            let batch = match member {
+                Some(_) => self.ends.take(self.queue, self.most()),
                 None => Vec::new(),
             };
             many = batch.len() >= MANY;
             events::unconfirmed(self.ends.len());
-            if batch.is_empty() {
+            let Some(member) = member.filter(|_| !batch.is_empty()) else {
                 tokio::select! {
-                    () = self.ends.changed(self.follow_ups) => {}
+                    () = self.ends.changed(self.queue) => {}
                     () = tokio::time::sleep(PAUSE.1) => {}
                     () = stop.cancelled() => return,
                 }
                 continue;
-            }
-            let all_answered = self.say(batch).await;
+            };
+            let all_answered = self.say(member, batch).await;
             if all_answered {
                 pause = PAUSE.0;
                 continue;
@@ -81,25 +80,19 @@ impl Speaker {
         }
     }
 
-    /// Says a batch. `false`: something is left for another try after a pause.
-    async fn say(&self, batch: Vec<Statement>) -> bool {
-        // A commit that waits for a standby must not hold up what need not wait.
-        let (careful, plain): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|end| end.care().replicated);
-        let mut calm = true;
-        for (part, durability) in [(plain, None), (careful, Some(Durability::Replicated))] {
-            calm &= part.is_empty() || self.say_part(part, durability).await;
+    /// The most ends of one statement of this queue. One follow-up job may have to wait for a user, and no other with it.
+    fn most(&self) -> usize {
+        if self.queue == Queue::FollowUps {
+            1
+        } else {
+            BATCH
         }
-        calm
     }
 
-    async fn say_part(&self, batch: Vec<Statement>, durability: Option<Durability>) -> bool {
+    /// Says a batch. `false`: something is left for another try after a pause.
+    async fn say(&self, (worker, epoch): (WorkerId, Epoch), batch: Vec<Statement>) -> bool {
         let tokens: Vec<Token> = batch.iter().map(|end| end.end.token).collect();
-        let Some((worker, epoch)) = self.leases.member() else {
-            self.ends.give_back(tokens);
-            return false;
-        };
-        match self.finish(worker, epoch, &batch, durability).await {
+        match self.finish(worker, epoch, &batch).await {
             Ok(busy) => {
                 let calm = busy.is_empty();
                 self.ends.give_back(busy);
@@ -110,7 +103,7 @@ impl Speaker {
                 let mut reached = true;
                 for end in batch {
                     if reached {
-                        reached = self.say_alone(worker, epoch, end, durability).await;
+                        reached = self.say_alone(worker, epoch, end).await;
                     } else {
                         self.ends.give_back([end.end.token]);
                     }
@@ -126,18 +119,9 @@ impl Speaker {
     }
 
     /// `false`: the database did not answer.
-    async fn say_alone(
-        &self,
-        worker: WorkerId,
-        epoch: Epoch,
-        end: Statement,
-        durability: Option<Durability>,
-    ) -> bool {
+    async fn say_alone(&self, worker: WorkerId, epoch: Epoch, end: Statement) -> bool {
         let token = end.end.token;
-        match self
-            .finish(worker, epoch, std::slice::from_ref(&end), durability)
-            .await
-        {
+        match self.finish(worker, epoch, std::slice::from_ref(&end)).await {
             Ok(busy) => self.ends.give_back(busy),
             Err(error) if error.is_about_input() => {
                 error!(job = %end.end.job, %error, "The database refuses a part of what this run ended with; it is written without.");
@@ -158,14 +142,14 @@ impl Speaker {
         worker: WorkerId,
         epoch: Epoch,
         batch: &[Statement],
-        durability: Option<Durability>,
     ) -> Result<Vec<Token>, StoreError> {
         let ends: Vec<_> = batch.iter().map(|end| &end.end).collect();
         let items =
             serde_json::to_string(&ends).map_err(|error| StoreError::Failed(error.to_string()))?;
-        let answers = if durability.is_some() {
+        let answers = if self.queue == Queue::Replicated {
             let session = self.db.careful().await?;
-            session.finish(worker, epoch, items, durability).await?
+            let replicated = Some(Durability::Replicated);
+            session.finish(worker, epoch, items, replicated).await?
         } else {
             let session = self.db.session().await?;
             session.finish(worker, epoch, items, None).await?
