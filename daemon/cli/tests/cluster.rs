@@ -96,6 +96,14 @@ fn a_switch_is_shown_and_its_jobs_run_again() {
     assert_eq!(retried, format!("{}\tpending", worker.job));
     let again = house.ok(&["job", "retry", "--switch", "2"]);
     assert_eq!(again, format!("{}\thas gone on since: pending", worker.job));
+    // More than one call of the database's function takes.
+    value(
+        &house,
+        "INSERT INTO tenure.switch_job (epoch_no, job_id, run, what)
+         SELECT 2, tenure.enqueue('settle'), 1, 'written_again' FROM generate_series(1, 2000)",
+    );
+    let all = house.ok(&["job", "retry", "--switch", "2"]);
+    assert_eq!(all.lines().count(), 2_001);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Clusters of real servers: promoted, diverged, taken back, restored.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use tenure_embedded::{Followed, Options, Server, Sql, SqlError};
+
+use crate::wait_for;
 
 fn primary() -> Server {
     let settings = Server::cluster_settings();
@@ -29,13 +30,7 @@ fn numbers(server: &Server) -> String {
 }
 
 fn until_same(standby: &Server, primary: &Server) {
-    for _ in 0..6000 {
-        if numbers(standby) == numbers(primary) {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("{} and {}", numbers(standby), numbers(primary));
+    wait_for(|| numbers(standby) == numbers(primary));
 }
 
 #[test]

@@ -1,36 +1,21 @@
-//! Thousands of seeds of switches of the primary. `TENURE_SIM_SEEDS` sets how many; a seed that fails is kept as a test of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! Switches of the primary.
 
-use std::time::Duration;
 use tenure_sim::switches::{Fault, Report, Violation, World, run};
 
+use crate::secs;
+
 fn seeds() -> u64 {
-    std::env::var("TENURE_SIM_SEEDS").map_or(600, |text| {
-        text.parse().expect("TENURE_SIM_SEEDS is a number")
-    })
+    crate::seeds(600)
 }
 
-/// Plays the seeds on two threads and adds up what they found; `judge` sees each report.
+/// `judge` sees the report of each seed.
 fn play(seeds: u64, world: World, judge: impl Fn(u64, &Report) + Sync) -> Report {
-    let half = |first: u64| {
-        let mut sum = Report::default();
-        for seed in (first..seeds).step_by(2) {
-            let report = run(seed, world);
-            judge(seed, &report);
-            sum.add(report);
-        }
-        sum
+    let one = |seed| {
+        let report = run(seed, world);
+        judge(seed, &report);
+        report
     };
-    std::thread::scope(|scope| {
-        let odd = scope.spawn(|| half(1));
-        let mut sum = half(0);
-        sum.add(odd.join().expect("no odd seed fails"));
-        sum
-    })
-}
-
-const fn secs(s: u64) -> Duration {
-    Duration::from_secs(s)
+    crate::play(seeds, one, Report::add)
 }
 
 fn usual() -> World {

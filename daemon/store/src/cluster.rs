@@ -46,7 +46,7 @@ pub struct Switch {
     pub without_primary_sec: Option<f64>,
     /// For how long jobs from before were not claimed, in seconds.
     pub window_sec: Option<f64>,
-    /// From `opened_at` to the first claim of a job from before, in seconds.
+    /// From `opened_at` to the first claim of any job after `closed_at`, in seconds.
     pub first_claim_sec: Option<f64>,
     /// Ends that the server had lost and workers remembered.
     pub written_again: i64,
@@ -201,15 +201,27 @@ impl Session {
         }
     }
 
-    /// Runs again all jobs whose end was written again in a switch.
+    /// Runs again all jobs whose end was written again in a switch, a thousand in each transaction: said again after an error, it
+    /// goes on with the rest.
     ///
     /// # Errors
     /// `Refused` (TN005) when there is none of this number.
     pub async fn retry_switch(&self, epoch_no: i64, by: &str) -> Result<Vec<Retried>, StoreError> {
-        let sql =
-            "SELECT job_id, answer FROM %retry_switch($1, jsonb_build_object('by', $2::text))";
-        let parameters: Parameters<'_> = &[(&epoch_no, Type::INT8), (&by, Type::TEXT)];
-        self.as_json("retry", sql, parameters).await
+        let sql = "SELECT job_id, answer FROM %retry_switch($1, jsonb_build_object('by', $2::text, 'after', $3::uuid)) ORDER BY job_id";
+        let mut all: Vec<Retried> = Vec::new();
+        loop {
+            let after = all.last().map(|job| job.job_id);
+            let parameters: Parameters<'_> = &[
+                (&epoch_no, Type::INT8),
+                (&by, Type::TEXT),
+                (&after, Type::UUID),
+            ];
+            let answered: Vec<Retried> = self.as_json("retry", sql, parameters).await?;
+            if answered.is_empty() {
+                return Ok(all);
+            }
+            all.extend(answered);
+        }
     }
 
     /// The rows of a query, by the names of its columns.

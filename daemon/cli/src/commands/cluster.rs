@@ -175,7 +175,7 @@ impl Report for Shown {
             }),
         );
         optional(
-            "until the first claim of a job from before",
+            "until the first claim after that",
             some_seconds(switch.first_claim_sec),
         );
         for (name, count) in [
