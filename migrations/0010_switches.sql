@@ -262,6 +262,9 @@ BEGIN
   IF FOUND THEN
     -- To this server nothing has happened, but the workers come from another one: all of them re-attach.
     DELETE FROM here;
+  ELSIF v_timeline IS NOT NULL THEN
+    PERFORM refuse('TN006', format('there is nothing to accept: timeline %s was named here before, or a higher one', v_timeline),
+      'If the workers still find this server too old, name the timeline that their log says.');
   END IF;
   UPDATE cluster c SET unaccepted = false WHERE c.unaccepted RETURNING c.epoch_no INTO v_epoch_no;
   IF v_epoch_no IS NULL AND v_timeline IS NULL THEN

@@ -9,7 +9,8 @@
 //! - A server of another system is taken only when none of ours takes writes and the last one has not for [`DETECTION`]: it may
 //!   be ours after `pg_upgrade`. The database itself then holds its gate until a person has accepted it.
 //!
-//! - A server of a lower timeline is taken only if a person has said so, in its own database ([`Facts::instead_of`]).
+//! - A server of a lower timeline is taken only if a person has said so, in its own database ([`Facts::instead_of`]). Then those in
+//!   whose place it is, which do not show that word, are not taken any more.
 //!
 //! **Proof that there is no primary.** The last one is silent, refuses, or is a standby now; every other host is a standby of the
 //! present epoch, knows this worker by a beat at most two behind the last confirmed one, and has for longer than [`SWEEP_GAP`]
@@ -80,6 +81,14 @@ pub struct Seen {
     pub installation: Option<Uuid>,
 }
 
+impl Seen {
+    /// The timeline that a person has to name, so that a server is used in place of all that were seen.
+    #[must_use]
+    pub fn to_replace(&self) -> Option<i32> {
+        self.timeline.max(self.followed.map(|spent| spent + 1))
+    }
+}
+
 /// What this worker knows of the last primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
@@ -112,7 +121,7 @@ pub struct Finding {
     pub changed: bool,
     /// Two hosts that take writes and are not one server.
     pub two: Option<(usize, usize)>,
-    /// A host that takes writes on a timeline from before the last switch.
+    /// A host that takes writes on a timeline from before the last switch, or in whose place a person has put another one.
     pub stale: Option<usize>,
     /// A host that takes writes and belongs to another system than ours.
     pub foreign: Option<usize>,
@@ -223,19 +232,21 @@ impl Primaries {
             let Sight::Primary(facts) = sight else {
                 continue;
             };
-            let ours = facts.system.is_none() || facts.system == system;
-            if !ours {
-                finding.foreign = Some(host);
-            } else if facts.timeline.is_some()
-                && facts.timeline < self.seen.timeline
-                && !self.is_put_in_place(facts)
-            {
-                finding.stale = Some(host);
-            } else {
+            if facts.system.is_none() || facts.system == system {
                 candidates.push((host, *facts));
+            } else {
+                finding.foreign = Some(host);
             }
         }
-        candidates
+        let (stale, good) = candidates.iter().partition(|(_, facts)| {
+            let replaced = candidates
+                .iter()
+                .any(|(_, other)| self.replaces(other, facts));
+            replaced || self.is_behind(facts)
+        });
+        let stale: Vec<(usize, Facts)> = stale;
+        finding.stale = stale.last().map(|(host, _)| *host);
+        good
     }
 
     fn choose(
@@ -264,6 +275,19 @@ impl Primaries {
         stays
             .or_else(|| highest().next().filter(|_| given_up || rises))
             .copied()
+    }
+
+    /// Whether it lacks what was seen elsewhere: a switch, or the word of a person that another server is used in its place.
+    fn is_behind(&self, facts: &Facts) -> bool {
+        let older = facts.timeline.is_some() && facts.timeline < self.seen.timeline;
+        older && !self.is_put_in_place(facts) || facts.instead_of < self.seen.followed
+    }
+
+    /// Whether a person has said that `one` is used in place of the other.
+    fn replaces(&self, one: &Facts, other: &Facts) -> bool {
+        self.is_put_in_place(one)
+            && one.instead_of > other.instead_of
+            && one.instead_of >= other.timeline
     }
 
     /// Whether a person has said that it is used in place of the highest that was seen.

@@ -250,13 +250,13 @@ pub fn another_installation(name: &str) {
     );
 }
 
-/// The only server that takes writes is on a timeline from before the last switch.
-pub fn only_an_older_primary(name: &str, highest: Option<i32>) {
+/// The only server that takes writes is on a timeline from before the last switch, or another one was put in its place.
+pub fn only_an_older_primary(name: &str, to_replace: Option<i32>) {
+    let timeline = to_replace.unwrap_or_default();
     error!(
         host = name,
-        highest_timeline = highest,
-        "The only server that takes writes has a lower timeline than one that was seen before, so it lacks what happened there; nothing is \
-         written to it. If the other one is lost for good: `tenure cluster accept --timeline N --reason WHY` there, N being the highest timeline."
+        "The only server that takes writes lacks what happened on another one, after a switch or since a person accepted that one; nothing \
+         is written to it. If the other one is lost for good: `tenure cluster accept --timeline {timeline} --reason WHY` there."
     );
 }
 

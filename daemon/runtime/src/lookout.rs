@@ -296,7 +296,7 @@ impl Lookout {
             finding.stale.filter(|_| finding.primary.is_none()),
         ) && let Some(host) = finding.stale
         {
-            events::only_an_older_primary(&prober.name(host), primaries.seen().timeline);
+            events::only_an_older_primary(&prober.name(host), primaries.seen().to_replace());
         }
         let stale = finding.stale.zip(finding.primary);
         let two = finding.two.or(stale);

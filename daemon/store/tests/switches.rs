@@ -41,7 +41,7 @@ fn an_old_primary_in_place_of_a_newer_one(lab: &Lab) {
         "9|t"
     );
     // Said again, it begins nothing anew.
-    assert_eq!(c.one(accept), "open");
+    assert_eq!(c.code(accept), "TN006");
     db.sound();
 }
 

@@ -116,6 +116,36 @@ fn a_person_can_put_a_server_in_place_of_a_newer_one() {
 }
 
 #[test]
+fn the_one_that_was_replaced_is_not_gone_back_to() {
+    let with = |timeline, instead_of| {
+        Sight::Primary(Facts {
+            instead_of,
+            ..facts(timeline, 1)
+        })
+    };
+    let (newer, chosen) = (with(5, None), with(2, Some(5)));
+    // It is still there while the word is said, comes back later, or is promoted once more.
+    let mut them = Primaries::new(2, seen(5));
+    let found = round(&mut them, 0, &[chosen.clone(), newer.clone()]);
+    assert_eq!((found.primary, found.stale), (Some(0), Some(1)));
+    for back in [newer, with(6, None)] {
+        let found = round(&mut them, 60_000, &[chosen.clone(), back.clone()]);
+        assert_eq!((found.primary, found.stale), (Some(0), Some(1)));
+        let found = round(&mut them, 120_000, &[Sight::Away, back]);
+        assert_eq!((found.primary, found.stale), (None, Some(1)));
+    }
+    // A new word is about all that was seen, the one of before included.
+    let named = them.seen().to_replace();
+    assert_eq!(named, Some(6));
+    let found = round(&mut them, 180_000, &[Sight::Away, with(5, named)]);
+    assert_eq!(found.primary, Some(1));
+    // A word says nothing of a timeline above the one that it names.
+    let mut them = Primaries::new(2, seen(5));
+    let found = round(&mut them, 0, &[chosen, with(6, None)]);
+    assert_eq!((found.primary, found.stale), (Some(1), None));
+}
+
+#[test]
 fn another_installation_is_none_of_ours() {
     let of = |installation| {
         Sight::Primary(Facts {
