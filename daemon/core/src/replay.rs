@@ -34,7 +34,7 @@ pub trait Record {
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes that all records hold; beyond it the oldest are reduced.
+    /// Bytes, by [`Record::size`]; beyond it the oldest records are reduced.
     pub bytes: usize,
     /// Records; beyond it the oldest go.
     pub records: usize,

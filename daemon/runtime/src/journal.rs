@@ -127,13 +127,12 @@ impl Journal {
                 },
             )?;
         let path = dir.join("journal.ndjson");
-        let file = private().append(true).open(&path).map_err(failed(&path))?;
+        let mut file = private().append(true).open(&path).map_err(failed(&path))?;
         let mut legacy = read(&file).map_err(failed(&path))?;
         legacy.recent = file
             .metadata()
             .and_then(|metadata| metadata.modified())
             .is_ok_and(|written| written.elapsed().is_ok_and(|ago| ago < RECENT));
-        let mut file = file;
         // What is written after a line that was cut short must not be lost with it.
         file.write_all(b"\n").map_err(failed(&path))?;
         let size = file.metadata().map_err(failed(&path))?.len();
