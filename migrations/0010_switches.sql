@@ -42,6 +42,23 @@ CREATE TABLE switch_job (
   PRIMARY KEY (epoch_no, job_id, run, what)
 );
 
+-- Bit 32 of lease.flags: the handler says after_lost_commits = "rerun", its effects are in this database. assert_lease then leaves
+-- a row here, in the transaction that writes them. So whether they were lost in a switch is a fact that the new primary shows.
+-- Bit 64: a re-attach found that they were lost. Until the worker has killed the handler the lease keeps others from the job, but no
+-- transaction of that handler is let in any more: its effects would stay, and the job runs again.
+CREATE TABLE effect (
+  token uuid NOT NULL,
+  xid bigint NOT NULL,              -- so that two transactions of one handler do not wait for each other
+  job_id uuid NOT NULL,
+  PRIMARY KEY (token, xid)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+
+-- The runs with bit 64, so that finish need not look at the leases of all others.
+CREATE TABLE given_up (
+  token uuid PRIMARY KEY,
+  job_id uuid NOT NULL
+);
+
 -- Which server this is. Each part is NULL where the server does not tell: managed services refuse some of these functions.
 CREATE FUNCTION server_facts(OUT system_id bigint, OUT timeline int, OUT started_at timestamptz) LANGUAGE plpgsql AS $$
 BEGIN

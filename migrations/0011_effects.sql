@@ -1,22 +1,7 @@
 -- breaking: no
 -- Handlers whose effects are in this database, and durability for those who ask for more than this server's disk.
 
--- Bit 32 of lease.flags: the handler says after_lost_commits = "rerun", its effects are in this database. assert_lease then leaves
--- a row here, in the transaction that writes them. So whether they were lost in a switch is a fact that the new primary shows.
--- Bit 64: a re-attach found that they were lost. Until the worker has killed the handler the lease keeps others from the job, but no
--- transaction of that handler is let in any more: its effects would stay, and the job runs again.
-CREATE TABLE effect (
-  token uuid NOT NULL,
-  xid bigint NOT NULL,              -- so that two transactions of one handler do not wait for each other
-  job_id uuid NOT NULL,
-  PRIMARY KEY (token, xid)
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-
--- The runs with bit 64, so that finish need not look at the leases of all others.
-CREATE TABLE given_up (
-  token uuid PRIMARY KEY,
-  job_id uuid NOT NULL
-);
+-- Its tables stand in 0010, whose sweep looks after them.
 
 CREATE OR REPLACE FUNCTION assert_lease(job_id uuid, token uuid, options jsonb DEFAULT '{}') RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE

@@ -5,7 +5,7 @@ use std::thread;
 use tenure_store::migrate::{MIGRATIONS, MigrateError, Migrator};
 use tenure_store::session::Session;
 
-use crate::support::{Lab, block_on};
+use crate::support::{Lab, Worker, block_on};
 
 #[test]
 fn migrate() {
@@ -17,6 +17,7 @@ fn migrate() {
     without_rights_to_make_roles(&lab);
     a_schema_that_somebody_made(&lab);
     waits_for_locks_only_briefly(&lab);
+    work_goes_on_after_each(&lab);
 }
 
 fn with<T>(
@@ -226,4 +227,41 @@ fn waits_for_locks_only_briefly(lab: &Lab) {
         user.run("COMMIT");
         assert_eq!(migrating.join().unwrap().unwrap(), ["0009_roles"]);
     });
+}
+
+/// Daemons of before work on meanwhile, and for long should the next one fail.
+fn work_goes_on_after_each(lab: &Lab) {
+    const FIRST_WHOLE: usize = 9;
+    lab.server.create_database("steps").unwrap();
+    let mut person = lab.reopen("steps").connect();
+    person.run("CREATE SCHEMA tenure; SET search_path = tenure, pg_temp");
+    // With its plans of before.
+    let mut c = lab.reopen("steps").connect();
+    let mut workers: Vec<Worker> = Vec::new();
+    for (at, migration) in MIGRATIONS.iter().enumerate() {
+        person.run(migration.sql);
+        if at + 1 < FIRST_WHOLE {
+            continue;
+        }
+        workers.push(Worker::register(&mut c));
+        for w in &mut workers {
+            c.enqueue("m", "");
+            let held = w.claim_one(&mut c, "m");
+            assert_eq!(w.end(&mut c, "completed", &held, ""), "done completed");
+            c.enqueue("m", "");
+            w.claim_one(&mut c, "m");
+            let ghosts = w.beat(&mut c, &[]).unwrap();
+            assert_eq!(ghosts, 1, "after {}", migration.name);
+            let again = w.claim_one(&mut c, "m");
+            assert_eq!(w.end(&mut c, "failed", &again, ""), "done scheduled");
+            c.run("UPDATE sweep SET swept_at = clock_timestamp() - interval '1 s'");
+            let swept = format!("SELECT swept FROM sweep('{}')", w.epoch);
+            assert_eq!(c.one(&swept), "t", "after {}", migration.name);
+        }
+        c.lose_here();
+        for w in &mut workers {
+            w.reattach(&mut c, &[], &[], "");
+        }
+        assert_eq!(c.one("SELECT gate FROM cluster"), "open");
+    }
 }
