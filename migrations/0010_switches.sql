@@ -4,10 +4,9 @@
 -- The system identifier and the highest timeline that this installation was seen on; NULL: the server does not tell.
 -- unaccepted: it is a copy on another system, and nobody has said that it is the one to use.
 -- uncovered: more was lost than any worker remembers. While either is true the gate is on hold.
--- instead_of: a person has said that this server is used in place of one with a timeline up to that. accepted: who and why, for the record
--- of the epoch that this begins.
+-- instead_of: a person has said that this server is used in place of one with a timeline up to that.
 ALTER TABLE cluster ADD COLUMN system_id bigint, ADD COLUMN timeline int,
-  ADD COLUMN unaccepted boolean NOT NULL DEFAULT false, ADD COLUMN uncovered boolean NOT NULL DEFAULT false, ADD COLUMN instead_of int, ADD COLUMN accepted text;
+  ADD COLUMN unaccepted boolean NOT NULL DEFAULT false, ADD COLUMN uncovered boolean NOT NULL DEFAULT false, ADD COLUMN instead_of int;
 -- Did not speak before the window closed.
 ALTER TABLE expected ADD COLUMN absent boolean NOT NULL DEFAULT false;
 
@@ -30,7 +29,7 @@ CREATE TABLE switch (
   decided_by text,
   decision text,
   closed_at timestamptz,            -- from then on jobs from before were claimed
-  first_claim_at timestamptz        -- the first claim of any job after that
+  first_claim_at timestamptz        -- when one was
 );
 -- What became of single jobs.
 CREATE TABLE switch_job (
@@ -40,23 +39,6 @@ CREATE TABLE switch_job (
   what text NOT NULL CHECK (what IN ('written_again', 'claimed_again', 'put_back', 'recovered', 'rerun', 'stopped', 'set_aside')),
   worker uuid,
   PRIMARY KEY (epoch_no, job_id, run, what)
-);
-
--- Bit 32 of lease.flags: the handler says after_lost_commits = "rerun", its effects are in this database. assert_lease then leaves
--- a row here, in the transaction that writes them. So whether they were lost in a switch is a fact that the new primary shows.
--- Bit 64: a re-attach found that they were lost. Until the worker has killed the handler the lease keeps others from the job, but no
--- transaction of that handler is let in any more: its effects would stay, and the job runs again.
-CREATE TABLE effect (
-  token uuid NOT NULL,
-  xid bigint NOT NULL,              -- so that two transactions of one handler do not wait for each other
-  job_id uuid NOT NULL,
-  PRIMARY KEY (token, xid)
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-
--- The runs with bit 64, so that finish need not look at the leases of all others.
-CREATE TABLE given_up (
-  token uuid PRIMARY KEY,
-  job_id uuid NOT NULL
 );
 
 -- Which server this is. Each part is NULL where the server does not tell: managed services refuse some of these functions.
@@ -79,7 +61,7 @@ UPDATE cluster c SET system_id = f.system_id, timeline = f.timeline FROM server_
 CREATE FUNCTION probe(p_worker_id uuid, options jsonb DEFAULT '{}') RETURNS TABLE (
   in_recovery boolean, read_only boolean, synchronous boolean, system_id bigint, timeline int, started_at timestamptz,
   epoch uuid, epoch_no bigint, gate text, in_epoch boolean, beat bigint, swept_at timestamptz,
-  received bigint, instead_of int, installation uuid
+  received bigint, instead_of int
 ) LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
@@ -101,7 +83,6 @@ BEGIN
   swept_at := (SELECT s.swept_at FROM sweep s);
   received := pg_last_wal_receive_lsn() - '0/0'::pg_lsn;
   instead_of := v_cluster.instead_of;
-  installation := v_cluster.installation;
   RETURN NEXT;
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION probe(uuid, jsonb) IS
@@ -140,13 +121,12 @@ BEGIN
     UPDATE cluster c SET epoch = v_epoch, epoch_no = v_epoch_no, mark = nextval('ready_pos'), opened_at = clock_timestamp(),
       gate = CASE WHEN v_old.gate = 'hold' OR v_other THEN 'hold' ELSE 'window' END, unaccepted = c.unaccepted OR v_other;
     INSERT INTO here (epoch) VALUES (v_epoch);
-    INSERT INTO switch (epoch_no, cause, opened_at, opened_by, system_id, timeline, server_started_at, previous_system_id, previous_timeline, last_sweep_at, decision)
+    INSERT INTO switch (epoch_no, cause, opened_at, opened_by, system_id, timeline, server_started_at, previous_system_id, previous_timeline, last_sweep_at)
       SELECT v_epoch_no, CASE WHEN v_other THEN 'other system' WHEN v_server.timeline <> v_old.timeline THEN 'promotion'
           WHEN v_server.timeline = v_old.timeline THEN 'crash' ELSE 'unknown' END,
-        c.opened_at, p_worker_id, v_server.system_id, v_server.timeline, v_server.started_at, v_old.system_id, v_old.timeline, s.swept_at, c.accepted
+        c.opened_at, p_worker_id, v_server.system_id, v_server.timeline, v_server.started_at, v_old.system_id, v_old.timeline, s.swept_at
       FROM cluster c, sweep s
       ON CONFLICT DO NOTHING;
-    UPDATE cluster SET accepted = NULL WHERE accepted IS NOT NULL;
   END IF;
   -- A server that does not tell what it is changes nothing of what is known.
   UPDATE cluster c SET system_id = coalesce(v_server.system_id, c.system_id), timeline = coalesce(v_server.timeline, c.timeline)
@@ -202,9 +182,6 @@ BEGIN
   DELETE FROM effect e USING (
     SELECT x.token, x.xid FROM effect x WHERE NOT EXISTS (SELECT FROM lease l WHERE l.id = x.job_id AND l.token = x.token) FOR UPDATE SKIP LOCKED) x
     WHERE e.token = x.token AND e.xid = x.xid;
-  DELETE FROM given_up g USING (
-    SELECT x.token FROM given_up x WHERE NOT EXISTS (SELECT FROM lease l WHERE l.id = x.job_id AND l.token = x.token) FOR UPDATE SKIP LOCKED) x
-    WHERE g.token = x.token;
   -- A worker that left had ended all that it knew of: what it still holds comes from a claim whose answer it never read.
   SELECT array_agg(CASE
       WHEN l.until IS NOT NULL THEN run_end_of(l, 'lost', 'the lease ran out: nobody renewed it')
@@ -269,26 +246,16 @@ DECLARE
   v_by text := coalesce(options ->> 'by', session_user);
   v_timeline int := (options ->> 'timeline')::int;
   v_epoch_no bigint;
-  v_gate text;
 BEGIN
   IF coalesce(btrim(reason), '') = '' THEN
     PERFORM refuse('TN007', 'reason is missing: say why this server is the one to use');
   END IF;
-  UPDATE cluster c SET instead_of = v_timeline, accepted = format('accepted by %s in place of timeline %s: %s', v_by, v_timeline, reason)
-    WHERE v_timeline > coalesce(c.instead_of, 0);
-  IF FOUND THEN
-    -- To this server nothing has happened, but the workers come from another one: all of them re-attach.
-    DELETE FROM here;
-  ELSIF v_timeline IS NOT NULL THEN
-    PERFORM refuse('TN006', format('there is nothing to accept: timeline %s was named here before, or a higher one', v_timeline),
-      'If the workers still find this server too old, name the timeline that their log says.');
-  END IF;
+  UPDATE cluster c SET instead_of = v_timeline WHERE v_timeline > coalesce(c.instead_of, 0);
   UPDATE cluster c SET unaccepted = false WHERE c.unaccepted RETURNING c.epoch_no INTO v_epoch_no;
   IF v_epoch_no IS NULL AND v_timeline IS NULL THEN
     PERFORM refuse('TN006', 'there is nothing to accept: this database is on the system on which it was', 'See `tenure cluster status`.');
   END IF;
-  v_gate := leave_hold(v_epoch_no, v_by, 'accepted: ' || reason);
-  RETURN CASE WHEN v_gate = 'open' AND NOT EXISTS (SELECT FROM here) THEN 'window' ELSE v_gate END;
+  RETURN leave_hold(v_epoch_no, v_by, 'accepted: ' || reason);
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION accept_cluster(text, jsonb) IS
   'A person says that this copy, on another system than before, is the one to use; or, with options.timeline, that this server is used in place of one with a timeline up to that. No daemon may work on the other one any more. Answers with the gate: window, open, or hold when something else is to be decided. options: by, timeline.';
@@ -355,36 +322,30 @@ CREATE FUNCTION retry_switch(epoch_no bigint, options jsonb DEFAULT '{}') RETURN
 #variable_conflict use_column
 DECLARE
   v_by text := coalesce(options ->> 'by', session_user);
-  v_job uuid;
   o outcome;
+  v_job record;
 BEGIN
   IF NOT EXISTS (SELECT FROM switch s WHERE s.epoch_no = retry_switch.epoch_no) THEN
     PERFORM refuse('TN005', format('no switch %s', retry_switch.epoch_no), 'See `tenure cluster switches list`.');
   END IF;
-  FOR v_job IN
-    SELECT DISTINCT w.job_id FROM switch_job w
-    WHERE w.epoch_no = retry_switch.epoch_no AND w.what = 'written_again' AND w.job_id > coalesce((options ->> 'after')::uuid, '00000000-0000-0000-0000-000000000000')
-    ORDER BY 1 LIMIT 1000
-  LOOP
-    PERFORM assert_gate(v_job);
-    SELECT * INTO o FROM outcome x WHERE x.id = v_job FOR UPDATE;
-    job_id := v_job;
+  FOR v_job IN SELECT DISTINCT w.job_id FROM switch_job w WHERE w.epoch_no = retry_switch.epoch_no AND w.what = 'written_again' ORDER BY 1 LOOP
+    PERFORM assert_gate(v_job.job_id);
+    SELECT * INTO o FROM outcome x WHERE x.id = v_job.job_id FOR UPDATE;
+    job_id := v_job.job_id;
     -- Of the run that was written again: a person or a retry may have gone on from there.
     IF o.id IS NULL OR NOT EXISTS (SELECT FROM switch_job w WHERE w.epoch_no = retry_switch.epoch_no AND w.job_id = o.id AND w.run = o.run AND w.what = 'written_again') THEN
-      answer := 'has gone on since: ' || coalesce(o.status, status_of(v_job), 'changing its state');
+      answer := 'has gone on since: ' || coalesce(o.status, status_of(v_job.job_id), 'changing its state');
+    ELSIF EXISTS (SELECT FROM key_owner k JOIN job j ON j.id = o.id WHERE k.job_type = j.job_type AND k.tenant = j.tenant AND k.key = j.unique_key) THEN
+      answer := 'refused: another live job has its unique key';
     ELSE
-      BEGIN
-        PERFORM run_again(o, v_by, format('retried after switch %s', retry_switch.epoch_no), NULL);
-        answer := 'pending';
-      EXCEPTION WHEN SQLSTATE 'TN006' THEN
-        answer := 'refused: another live job has its unique key';
-      END;
+      PERFORM run_again(o, v_by, format('retried after switch %s', retry_switch.epoch_no), NULL);
+      answer := 'pending';
     END IF;
     RETURN NEXT;
   END LOOP;
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION retry_switch(bigint, jsonb) IS
-  'Runs jobs again whose end was written again in this switch, where that is still how they stand: for handlers whose effects were in this database and so were lost with it. At most 1,000, by id; call it again with options.after, the last id of the answer. Answers for each: pending, or why not. options: by, after.';
+  'Runs again all jobs whose end was written again in this switch, where that is still how they stand: for handlers whose effects were in this database and so were lost with it. Answers for each: pending, or why not. options: by.';
 
 CREATE VIEW switches AS
   SELECT s.epoch_no, s.cause, s.opened_at, s.closed_at, s.first_claim_at,

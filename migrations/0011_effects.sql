@@ -1,7 +1,16 @@
 -- breaking: no
 -- Handlers whose effects are in this database, and durability for those who ask for more than this server's disk.
 
--- Its tables stand in 0010, whose sweep looks after them.
+-- Bit 32 of lease.flags: the handler says after_lost_commits = "rerun", its effects are in this database. assert_lease then leaves
+-- a row here, in the transaction that writes them. So whether they were lost in a switch is a fact that the new primary shows.
+-- Bit 64: a re-attach found that they were lost. Until the worker has killed the handler the lease keeps others from the job, but no
+-- transaction of that handler is let in any more: its effects would stay, and the job runs again.
+CREATE TABLE effect (
+  token uuid NOT NULL,
+  xid bigint NOT NULL,              -- so that two transactions of one handler do not wait for each other
+  job_id uuid NOT NULL,
+  PRIMARY KEY (token, xid)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 
 CREATE OR REPLACE FUNCTION assert_lease(job_id uuid, token uuid, options jsonb DEFAULT '{}') RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -226,11 +235,6 @@ BEGIN
     PERFORM refuse('TN007', 'kind ' || v_bad || ' is none of completed, failed, released, snoozed');
   ELSIF v_incomplete THEN
     PERFORM refuse('TN007', 'an item lacks job, run or token');
-  END IF;
-  IF EXISTS (SELECT FROM given_up) THEN
-    -- The handler ended before it could be stopped, or its end was on the way: its effects are lost all the same.
-    v_ends := ARRAY(SELECT CASE WHEN e.kind = 'completed' AND EXISTS (SELECT FROM given_up g WHERE g.token = e.token)
-      THEN ROW('released', e.job, e.run, e.token, NULL, false, NULL, NULL, NULL, NULL, NULL, NULL)::run_end ELSE e END FROM unnest(v_ends) e);
   END IF;
   RETURN QUERY SELECT a.job, a.run, a.token, a.answer, a.status FROM unnest(end_runs(p_worker_id, v_epoch_no, v_ends)) a;
 END $$ SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off;

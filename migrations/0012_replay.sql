@@ -10,14 +10,12 @@ CREATE FUNCTION has_ended(p_job uuid, p_run int, p_token uuid) RETURNS boolean L
 $$;
 
 -- The effects of a run were lost, and its handler is to be stopped: from now on assert_lease refuses it (bit 64 of lease.flags).
--- That it ends well then means nothing: finish makes a release of it. False: its transaction is open on this server, or has committed
--- here meanwhile, so nothing was lost.
+-- False: its transaction is open on this server, or has committed here meanwhile, so nothing was lost.
 CREATE FUNCTION refuse_effects(p_job uuid, p_token uuid) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM FROM lease l WHERE l.id = p_job AND l.token = p_token FOR UPDATE SKIP LOCKED;
   IF NOT FOUND OR EXISTS (SELECT FROM effect f WHERE f.token = p_token) THEN RETURN false; END IF;
   UPDATE lease SET flags = flags | 64 WHERE id = p_job;
-  INSERT INTO given_up (token, job_id) VALUES (p_token, p_job) ON CONFLICT DO NOTHING;
   RETURN true;
 END $$;
 
@@ -133,9 +131,8 @@ DECLARE
   v_answer text;
   v_lost boolean;
   v_ghosts run_end[];
-  -- Something is still to be said: more statements follow in another call, or one met a lock and is said again. The worker has not
-  -- spoken then, and the database shows no beat of it that it has not shown before.
-  v_unsaid boolean := coalesce((options ->> 'more')::boolean, false);
+  -- More statements follow in another call: the worker has not spoken before the last one.
+  v_more boolean := coalesce((options ->> 'more')::boolean, false);
   v_held uuid[] := ARRAY(SELECT jsonb_array_elements_text(options -> 'held')::uuid);
   v_without_primary interval := (options ->> 'without_primary_ms')::bigint * interval '1 ms';
   v_uncovered record;
@@ -162,10 +159,11 @@ BEGIN
   IF v_uncovered.until IS NOT NULL THEN
     UPDATE cluster SET uncovered = true, gate = 'hold' WHERE NOT uncovered;
   END IF;
-  UPDATE beat SET beat_at = clock_timestamp() WHERE worker = p_worker_id;
+  -- The beat is the proof that all before it is here, so it counts only with the last statement.
+  UPDATE beat SET beat = CASE WHEN v_more THEN beat ELSE greatest(beat, p_beat) END, beat_at = clock_timestamp() WHERE worker = p_worker_id;
   -- Its registration may be part of what was lost.
   INSERT INTO beat (worker, beat, beat_at, settled, in_flight, told, stats)
-    SELECT p_worker_id, 0, clock_timestamp(), 0, 0, false, '{}'
+    SELECT p_worker_id, CASE WHEN v_more THEN 0 ELSE p_beat END, clock_timestamp(), 0, 0, false, '{}'
     WHERE options ? 'name' ON CONFLICT (worker) DO NOTHING;
   INSERT INTO worker (id, name, version, status, lease_ttl, heartbeat, job_types, concurrency, admitted, started_at)
     SELECT p_worker_id, options ->> 'name', coalesce(options ->> 'version', ''), 'live', (options ->> 'lease_ttl_ms')::bigint * interval '1 ms',
@@ -181,8 +179,7 @@ BEGIN
       WHERE c.gate <> 'open' AND NOT EXISTS (SELECT FROM worker w WHERE w.id = r)
     UNION SELECT w.id, w.lease_ttl FROM worker w WHERE w.id = p_worker_id
     ORDER BY 1 ON CONFLICT DO NOTHING;
-  -- A window that closes by time meanwhile passes by who is speaking.
-  PERFORM FROM expected x WHERE x.worker = p_worker_id FOR UPDATE;
+  UPDATE expected SET spoken_at = clock_timestamp(), absent = false WHERE worker = p_worker_id AND NOT v_more;
 
   -- Of several about one job the first is carried out before the next is looked at: it is about a later run.
   FOR v_round IN 1 .. coalesce((SELECT max(c.n) FROM (SELECT count(*) AS n FROM jsonb_array_elements(statements) e GROUP BY e ->> 'job') c), 0) LOOP
@@ -206,7 +203,6 @@ BEGIN
         PERFORM note_switch(v_epoch_no, p_worker_id, s.job, s.run, v_kind);
       END IF;
       IF v_kind = 'busy' THEN
-        v_unsaid := true;
         RETURN QUERY SELECT s.job, s.run, s.token, 'busy', NULL::text;
       ELSIF s.kind = 'hold' THEN
         v_answer := CASE WHEN v_kind = 'refused' OR NOT v_alive THEN 'stop' WHEN v_lost THEN 'rerun' ELSE 'kept' END;
@@ -230,18 +226,14 @@ BEGIN
         IF v_done.fresh AND v_done.token = ANY (v_confirmed || v_rerun) THEN
           PERFORM note_switch(v_epoch_no, p_worker_id, v_done.job, v_done.run, CASE WHEN v_done.token = ANY (v_rerun) THEN 'rerun' ELSE 'written_again' END);
         END IF;
-        v_unsaid := v_unsaid OR v_done.answer = 'busy';
         RETURN QUERY SELECT v_done.job, v_done.run, v_done.token, v_done.answer, v_done.status;
       END LOOP;
     END IF;
   END LOOP;
-  IF v_unsaid THEN
+  IF v_more THEN
     PERFORM report_speaker(v_epoch_no, v_uncovered.since, v_uncovered.until, v_without_primary);
     RETURN;
   END IF;
-  -- The beat is the proof that all before it is here, and jobs from before are claimed when all have spoken: both only now.
-  UPDATE beat SET beat = greatest(beat, p_beat) WHERE worker = p_worker_id;
-  UPDATE expected SET spoken_at = clock_timestamp(), absent = false WHERE worker = p_worker_id;
   -- What the database shows under this worker and it does not name was claimed by a call whose answer it never read.
   SELECT array_agg(run_end_of(l, 'ghost')) INTO v_ghosts FROM (
     SELECT l.* FROM lease l WHERE l.worker = p_worker_id AND l.until IS NULL AND l.epoch_no < v_epoch_no AND NOT l.token = ANY (v_held)
@@ -259,7 +251,7 @@ BEGIN
   PERFORM report_speaker(v_epoch_no, v_uncovered.since, v_uncovered.until, v_without_primary);
 END $$ SET search_path FROM CURRENT;
 COMMENT ON FUNCTION reattach(uuid, uuid, bigint, jsonb, uuid[], jsonb) IS
-  'Says all that this worker holds (kind hold) and has finished (as in finish), at any time, as often as wanted. A statement has kind, job, run, token, call, attempt, max_attempts, epoch_no, started_at, until_ms, the keys of finish, and row: the whole job. confirmed: the end had been answered before. rerun: its effects are in this database (see assert_lease). Answers: kept | stop (kill its handler) | rerun (kill it and release the job: its effects were lost) | busy (say all of it again: before that the worker has not spoken) | done | history. p_beat: the last heartbeat that was answered. roster: the live workers that it knew. options: name, version, lease_ttl_ms, heartbeat_ms, job_types, concurrency (its registration, which may have been lost); predecessors: workers known to be dead, whose jobs are then free at once; more: further statements follow in another call, and no heartbeat before the last of them; held: the tokens of the statements of all these calls, since what it does not name goes back with the last; covers: objects of worker, from (all ends are remembered that were answered after this heartbeat was sent) ms (how long ago that was), and formerly (ids under which the same process counted its heartbeats before); without_primary_ms: for how long it found no primary.';
+  'Says all that this worker holds (kind hold) and has finished (as in finish), at any time, as often as wanted. A statement has kind, job, run, token, call, attempt, max_attempts, epoch_no, started_at, until_ms, the keys of finish, and row: the whole job. confirmed: the end had been answered before. rerun: its effects are in this database (see assert_lease). Answers: kept | stop (kill its handler) | rerun (kill it and release the job: its effects were lost) | busy | done | history. p_beat: the last heartbeat that was answered. roster: the live workers that it knew. options: name, version, lease_ttl_ms, heartbeat_ms, job_types, concurrency (its registration, which may have been lost); predecessors: workers known to be dead, whose jobs are then free at once; more: further statements follow in another call, and no heartbeat before the last of them; held: the tokens of the statements of all these calls, since what it does not name goes back with the last; covers: objects of worker, from (all ends are remembered that were answered after this heartbeat was sent) ms (how long ago that was), and formerly (ids under which the same process counted its heartbeats before); without_primary_ms: for how long it found no primary.';
 
 -- Who may do what, with what has come since.
 CREATE OR REPLACE FUNCTION grant_roles() RETURNS text[] LANGUAGE plpgsql AS $$

@@ -110,6 +110,34 @@ impl Facts {
     pub fn identity(&self) -> Identity {
         (self.system, self.timeline, self.started)
     }
+
+    /// Whether a name that led to `other` may lead to this server by now: to the same one, or to its successor. What one of them does
+    /// not tell is no reason against it.
+    #[must_use]
+    pub fn stands_for(&self, other: &Self) -> bool {
+        let differs =
+            |one: Option<i64>, two: Option<i64>| one.is_some() && two.is_some() && one != two;
+        let strange = self.installation.is_some()
+            && other.installation.is_some()
+            && self.installation != other.installation;
+        let older = self.timeline.is_some() && self.timeline < other.timeline;
+        !strange
+            && !differs(self.system, other.system)
+            && !older
+            && self.instead_of >= other.instead_of
+    }
+
+    /// Whether it is the one to use of two that take writes, as far as they themselves show: a person has put it in place of the other, or
+    /// its timeline is higher.
+    #[must_use]
+    pub fn outranks(&self, other: &Self) -> bool {
+        self.replaces(other) || !other.replaces(self) && self.timeline > other.timeline
+    }
+
+    /// Whether a person has said that it is used in place of the other.
+    fn replaces(&self, other: &Self) -> bool {
+        self.instead_of > other.instead_of && self.instead_of >= other.timeline
+    }
 }
 
 /// What follows from a round of probes.
@@ -241,7 +269,7 @@ impl Primaries {
         let (stale, good) = candidates.iter().partition(|(_, facts)| {
             let replaced = candidates
                 .iter()
-                .any(|(_, other)| self.replaces(other, facts));
+                .any(|(_, other)| self.is_put_in_place(other) && other.replaces(facts));
             replaced || self.is_behind(facts)
         });
         let stale: Vec<(usize, Facts)> = stale;
@@ -281,13 +309,6 @@ impl Primaries {
     fn is_behind(&self, facts: &Facts) -> bool {
         let older = facts.timeline.is_some() && facts.timeline < self.seen.timeline;
         older && !self.is_put_in_place(facts) || facts.instead_of < self.seen.followed
-    }
-
-    /// Whether a person has said that `one` is used in place of the other.
-    fn replaces(&self, one: &Facts, other: &Facts) -> bool {
-        self.is_put_in_place(one)
-            && one.instead_of > other.instead_of
-            && one.instead_of >= other.timeline
     }
 
     /// Whether a person has said that it is used in place of the highest that was seen.

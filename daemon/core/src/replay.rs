@@ -13,6 +13,9 @@
 //! Bounds: complete records up to a number of bytes of what can be reduced; beyond it the oldest are, which is enough to keep their jobs from
 //! running again; beyond a number of records the oldest go. A server that shows less than what went has lost something that nobody
 //! can say again: it is *not covered*, and a person must decide.
+//!
+//! Neither age nor number lets a bucket go whose beat no primary has answered yet: the next one to start, even the same after a
+//! crash without any loss, would not be covered. Only twice the number does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -62,6 +65,8 @@ pub struct Replay<R> {
     gone: (Beat, Mono),
     /// All that had ended by then was proven when it went.
     proven: Mono,
+    /// The last beat that a primary has answered.
+    shown: Beat,
 }
 
 #[derive(Debug)]
@@ -84,6 +89,7 @@ impl<R: Record> Replay<R> {
             records: 0,
             gone: (gone, now),
             proven: now,
+            shown: Beat(0),
         }
     }
 
@@ -91,7 +97,11 @@ impl<R: Record> Replay<R> {
     pub fn answered(&mut self, now: Mono, sent: Beat, record: R) {
         self.put(now, sent.next(), record);
         self.keep_bounds();
-        self.expire(now);
+    }
+
+    /// The primary has answered this beat.
+    pub fn shown(&mut self, beat: Beat) {
+        self.shown = self.shown.max(beat);
     }
 
     /// Every other configured host has shown this beat.
@@ -114,7 +124,7 @@ impl<R: Record> Replay<R> {
         while self
             .buckets
             .first_key_value()
-            .is_some_and(|(_, first)| now - first.last > KEPT)
+            .is_some_and(|(beat, first)| now - first.last > KEPT && *beat <= self.shown)
         {
             self.drop_first();
         }
@@ -135,12 +145,17 @@ impl<R: Record> Replay<R> {
             .flat_map(|(beat, bucket)| bucket.records.iter().map(|record| (*beat, record)))
     }
 
-    /// All of it was said to a new primary, where the last beat that was sent is `sent`. From now on only what is shown of beats
-    /// sent to that one proves anything: an old primary shows the beats from before without what was said since.
-    pub fn moved(&mut self, sent: Beat) {
-        let buckets = std::mem::take(&mut self.buckets);
-        (self.bytes, self.records) = (0, 0);
-        for (_, bucket) in buckets {
+    /// What a new primary may have lacked was said to it: it showed `found`, and the last beat that was sent is `sent`. For that,
+    /// only what is shown of beats sent to this one proves anything from now on: an old primary shows the beats from before without
+    /// what was said since.
+    pub fn moved(&mut self, found: Option<Beat>, sent: Beat) {
+        let said = match found {
+            Some(found) => self.buckets.split_off(&found.next()),
+            None => std::mem::take(&mut self.buckets),
+        };
+        for (_, bucket) in said {
+            self.records -= bucket.records.len();
+            self.bytes -= bucket.records.iter().map(Record::size).sum::<usize>();
             for record in bucket.records {
                 self.put(bucket.last, sent.next(), record);
             }
@@ -190,8 +205,22 @@ impl<R: Record> Replay<R> {
     }
 
     fn keep_bounds(&mut self) {
-        while self.records > self.bounds.records {
-            self.drop_first();
+        while self.records > self.bounds.records
+            && let Some(mut first) = self.buckets.first_entry()
+            && (*first.key() <= self.shown || self.records > 2 * self.bounds.records)
+        {
+            let (beat, last) = (*first.key(), first.get().last);
+            let bucket = first.get_mut();
+            if let Some(record) = bucket.records.pop_front() {
+                self.bytes -= record.size();
+                self.records -= 1;
+                bucket.reduced = bucket.reduced.saturating_sub(1);
+            }
+            if bucket.records.is_empty() {
+                first.remove();
+            }
+            // What is left of the bucket still keeps its jobs from running again.
+            self.gone = (self.gone.0.max(beat), self.gone.1.max(last));
         }
         let mut buckets = self.buckets.values_mut();
         let mut bucket = buckets.next();
@@ -280,9 +309,12 @@ mod tests {
     #[test]
     fn after_a_quarter_of_an_hour_it_goes_unproven() {
         let mut replay = filled(Bounds::default());
+        replay.expire(at(3) + KEPT);
+        assert_eq!(replay.len(), 4, "no primary has answered that beat");
+        replay.shown(Beat(8));
         replay.expire(at(2) + KEPT);
         assert_eq!(replay.len(), 4);
-        replay.expire(at(3) + KEPT);
+        replay.expire(at(60) + KEPT);
         assert_eq!(after(&replay, None), [4, 8]);
         assert_eq!(
             (replay.covers_from(), replay.uncovered()),
@@ -301,21 +333,45 @@ mod tests {
         });
         let kept: Vec<_> = replay.after(None).cloned().collect();
         assert_eq!(kept, [End(1, 0), End(2, 0), End(4, 10), End(8, 10)]);
-        let replay = filled(Bounds {
+    }
+
+    #[test]
+    fn beyond_a_number_the_oldest_of_a_beat_that_was_answered_go_one_by_one() {
+        let few = Bounds {
             bytes: 99,
-            records: 2,
-        });
-        assert_eq!(after(&replay, None), [4, 8]);
+            records: 3,
+        };
+        let mut replay = filled(few);
+        assert_eq!(after(&replay, None), [1, 2, 4, 8]);
+        replay.shown(Beat(8));
+        replay.answered(at(9), Beat(9), End(9, 10));
+        assert_eq!(after(&replay, None), [4, 8, 9]);
         assert_eq!(replay.covers_from(), Beat(8));
+        replay.answered(at(10), Beat(9), End(10, 10));
+        // Beat 9 has not been answered.
+        assert_eq!(after(&replay, None), [4, 8, 9, 10]);
+        assert_eq!(replay.covers_from(), Beat(8));
+        for second in 11..14 {
+            replay.answered(at(second), Beat(9), End(11, 10));
+        }
+        assert_eq!(after(&replay, None), [8, 9, 10, 11, 11, 11]);
+        assert_eq!(replay.covers_from(), Beat(9));
     }
 
     #[test]
     fn after_a_switch_only_beats_of_the_new_primary_prove() {
         let mut replay = filled(Bounds::default());
-        replay.moved(Beat(12));
+        replay.moved(Some(Beat(8)), Beat(12));
+        // The new primary had shown beat 8, and so whoever shows it has what was answered before.
+        assert_eq!(after(&replay, Some(8)), [4, 8]);
+        replay.proven(Beat(8));
+        assert_eq!(after(&replay, None), [4, 8]);
         replay.proven(Beat(12));
-        assert_eq!(after(&replay, Some(12)), [1, 2, 4, 8]);
+        assert_eq!(after(&replay, Some(12)), [4, 8]);
         replay.proven(Beat(13));
         assert!(replay.is_empty());
+        let mut replay = filled(Bounds::default());
+        replay.moved(None, Beat(12));
+        assert_eq!(after(&replay, Some(12)), [1, 2, 4, 8]);
     }
 }

@@ -37,7 +37,7 @@ impl Heart {
     ) -> Result<(), StoreError> {
         let session = self.session(link, heard).await?;
         let (worker, epoch, epoch_no) = self.make_known(link, &session).await?;
-        let rerun = self.succeed(link, &session, worker, epoch).await?;
+        let (found, rerun) = self.succeed(link, &session, worker, epoch).await?;
         self.listen(&session, worker).await?;
         let mut now = link.borrow_mut();
         now.registered = None;
@@ -58,7 +58,7 @@ impl Heart {
         drop(now);
         let (sent, _) = self.leases.beats();
         let left = left.into_iter().map(|(_, end)| end).collect();
-        self.ends.registered(worker, left, sent);
+        self.ends.registered(worker, left, found, sent);
         self.status.confirmed(asked_at);
         events::registered(worker, epoch_no);
         self.leases
@@ -95,21 +95,22 @@ impl Heart {
         Ok(known)
     }
 
-    /// Says what its predecessors had ended. Answers with the runs among it that have to be given back.
+    /// Says what its predecessors had ended. Answers with the last heartbeat of theirs that the database showed, and with the runs among it
+    /// that have to be given back.
     async fn succeed(
         &self,
         link: &RefCell<Link>,
         session: &Session,
         worker: WorkerId,
         epoch: Epoch,
-    ) -> Result<Vec<Token>, StoreError> {
+    ) -> Result<(Option<Beat>, Vec<Token>), StoreError> {
         let (predecessors, seen) = {
             let now = link.borrow();
             (now.legacy.workers.clone(), now.epoch_no)
         };
         let ends = self.ends.all();
         let Some(last) = predecessors.last() else {
-            return Ok(Vec::new());
+            return Ok((None, Vec::new()));
         };
         // The journal's beats are those of the last worker in it.
         let formerly = link.borrow().formerly.clone();
@@ -161,7 +162,7 @@ impl Heart {
             again = said.len() - ends.len(),
             "Takes over from the worker that this process, or the last one in state_dir, was."
         );
-        Ok(rerun)
+        Ok((found, rerun))
     }
 
     /// The last beat that the database shows of any of the workers that this process was.
@@ -237,7 +238,7 @@ impl Heart {
         state.epoch_no = now.number;
         state.report = Some(now.number);
         drop(state);
-        self.ends.moved(self.leases.beats().0);
+        self.ends.moved(found, self.leases.beats().0);
         self.status.confirmed(asked_at);
         let stopped = lost.len() + rerun.len();
         events::reattached(worker, now.number, counts.0, counts.1, counts.2, stopped);

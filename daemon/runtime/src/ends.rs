@@ -24,6 +24,8 @@ use crate::events;
 use crate::held::Statement;
 use crate::journal::Journal;
 
+/// The most ends of one statement.
+const BATCH: usize = 500;
 /// A statement takes no more ends once they have so many bytes: the server's limits are far above.
 const MOST_BYTES: usize = 8 << 20;
 
@@ -95,19 +97,28 @@ impl Ends {
         self.changed[queue as usize].notify_one();
     }
 
-    /// Up to `most` ends of one queue to be said now, none of them under way.
+    /// Ends of one queue to be said now by one statement, none of them under way.
     #[must_use]
-    pub(crate) fn take(&self, queue: Queue, most: usize) -> Vec<Statement> {
+    pub(crate) fn take(&self, queue: Queue) -> Vec<Statement> {
         let mut state = self.state();
         let mut taken = Vec::new();
         let mut size = 0;
-        while taken.len() < most
+        while taken.len() < BATCH
             && size < MOST_BYTES
             && let Some(token) = state.waiting[queue as usize].pop_front()
         {
             if let Some(end) = state.open.get(&token) {
+                // One follow-up job may have to wait for a user, and no other end with it.
+                let alone = end.end.enqueue.is_some();
+                if alone && !taken.is_empty() {
+                    state.waiting[queue as usize].push_front(token);
+                    break;
+                }
                 size += end.size();
                 taken.push(end.clone());
+                if alone {
+                    break;
+                }
             }
         }
         taken
@@ -155,10 +166,12 @@ impl Ends {
     }
 
     /// Every other server has shown this heartbeat: what was answered before it was sent is safe. `None`: there is no other server
-    /// that could be asked.
-    pub(crate) fn proven(&self, beat: Option<Beat>) {
+    /// that could be asked. The last one that the primary has answered is `shown`.
+    pub(crate) fn proven(&self, beat: Option<Beat>, shown: Beat) {
         let mut state = self.state();
+        state.note_life();
         let before = state.remembered.covers_from();
+        state.remembered.shown(shown);
         state.remembered.proven(beat.unwrap_or(Beat(0)));
         state.remembered.expire(clock::now());
         let gone = state.remembered.covers_from();
@@ -192,22 +205,29 @@ impl Ends {
         )
     }
 
-    /// All of it was said in a new epoch; the last heartbeat that was sent is `sent`.
-    pub(crate) fn moved(&self, sent: Beat) {
+    /// What a database that showed the heartbeat `found` may have lacked was said to it in a new epoch; the last one that was sent is `sent`.
+    pub(crate) fn moved(&self, found: Option<Beat>, sent: Beat) {
         let mut state = self.state();
-        state.remembered.moved(sent);
+        state.remembered.moved(found, sent);
         state.rewrite();
     }
 
-    /// This process is now that worker, and what its predecessors left has been said: `left` are ends that they remembered.
-    pub(crate) fn registered(&self, worker: WorkerId, left: Vec<Statement>, sent: Beat) {
+    /// This process is now that worker, and what its predecessors left has been said to a database that showed the heartbeat `found`: `left`
+    /// are ends that they remembered.
+    pub(crate) fn registered(
+        &self,
+        worker: WorkerId,
+        left: Vec<Statement>,
+        found: Option<Beat>,
+        sent: Beat,
+    ) {
         let now = clock::now();
         let mut state = self.state();
         state.worker = Some(worker);
+        state.remembered.moved(found, sent);
         for end in left {
             state.remembered.answered(now, sent, end);
         }
-        state.remembered.moved(sent);
         state.rewrite();
     }
 
@@ -279,6 +299,13 @@ impl State {
         if let Some(journal) = &mut self.journal {
             let written = write(journal);
             self.tell(written);
+        }
+    }
+
+    /// For the next daemon in `state_dir`.
+    fn note_life(&mut self) {
+        if self.worker.is_some() && self.journal.as_ref().is_some_and(Journal::wants_life) {
+            self.note(Journal::lives);
         }
     }
 

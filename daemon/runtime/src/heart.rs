@@ -140,13 +140,16 @@ impl Heart {
                 }
                 let registered = self.register(link, heard, asked_at).await;
                 link.borrow_mut().attaching = false;
-                if let Err(error) = registered {
-                    if matches!(error, StoreError::OtherEpoch(_) | StoreError::DeadWorker(_)) {
-                        link.borrow_mut().registered = None;
-                    }
-                    self.missed(link, &error);
-                    self.leases.on(Event::RegisterFailed { asked_at });
+                let Err(error) = registered else {
+                    link.borrow_mut().pause = SOON;
+                    return;
+                };
+                if matches!(error, StoreError::OtherEpoch(_) | StoreError::DeadWorker(_)) {
+                    link.borrow_mut().registered = None;
                 }
+                self.missed(link, &error);
+                self.leases.on(Event::RegisterFailed { asked_at });
+                self.say_soon(link, &error).await;
             }
             Order::Reattach { worker, asked_at } => {
                 if std::mem::replace(&mut link.borrow_mut().attaching, true) {
@@ -161,13 +164,7 @@ impl Heart {
                 self.missed(link, &error);
                 self.leases.failed(worker, Epoch(Uuid::nil()), &error);
                 self.leases.on(Event::RegisterFailed { asked_at });
-                if matches!(error, StoreError::Repeat(_)) {
-                    // Others wait for this worker: it does not wait for its next beat.
-                    let pause = link.borrow().pause;
-                    link.borrow_mut().pause = (pause * 2).min(self.leases.limits().beat_every());
-                    tokio::time::sleep(pause).await;
-                    self.leases.on(Event::BeatNow);
-                }
+                self.say_soon(link, &error).await;
             }
             Order::Beat {
                 worker,
@@ -185,6 +182,16 @@ impl Heart {
                     self.leases.on(Event::BeatFailed { beat });
                 }
             }
+        }
+    }
+
+    /// After a lock others wait for this worker: it does not wait for its next beat.
+    async fn say_soon(&self, link: &RefCell<Link>, error: &StoreError) {
+        if matches!(error, StoreError::Repeat(_)) {
+            let pause = link.borrow().pause;
+            link.borrow_mut().pause = (pause * 2).min(self.leases.limits().beat_every());
+            tokio::time::sleep(pause).await;
+            self.leases.on(Event::BeatNow);
         }
     }
 

@@ -5,9 +5,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -24,6 +24,9 @@ const COMPACT: u64 = 8 * 1024 * 1024;
 
 /// The rows of workers that ended are kept for a day; half of it leaves room for clocks that are wrong.
 pub(crate) const RECENT: Duration = Duration::from_hours(12);
+
+/// From one note that the worker lives to the next.
+const LIFE: Duration = Duration::from_hours(1);
 
 /// Why the directory cannot be used.
 #[derive(Debug, Error)]
@@ -55,6 +58,8 @@ enum Line {
     Gone(Beat),
     /// Which servers were seen.
     Seen(Seen),
+    /// The worker was known to the database, in seconds since 1970 by this machine's clock.
+    Lives(u64),
 }
 
 /// What the last daemon in a directory left.
@@ -70,7 +75,7 @@ pub(crate) struct Legacy {
     pub covers_from: Beat,
     /// Which servers they have seen.
     pub seen: Seen,
-    /// It was written in the last hours: the last of `workers` is known to every database that is not older than it.
+    /// The last of `workers` lived in the last hours: it is known to every database that is not older than that.
     pub recent: bool,
 }
 
@@ -97,6 +102,8 @@ pub(crate) struct Journal {
     /// A line could not be written, or not whole: what follows would be lost with it.
     torn: bool,
     seen: Seen,
+    /// What the last [`Line::Lives`] says.
+    lived_at: u64,
     _lock: Flock<File>,
 }
 
@@ -128,13 +135,9 @@ impl Journal {
             )?;
         let path = dir.join("journal.ndjson");
         let mut file = private().append(true).open(&path).map_err(failed(&path))?;
-        let mut legacy = read(&file).map_err(failed(&path))?;
-        legacy.recent = file
-            .metadata()
-            .and_then(|metadata| metadata.modified())
-            .is_ok_and(|written| written.elapsed().is_ok_and(|ago| ago < RECENT));
-        // What is written after a line that was cut short must not be lost with it.
-        file.write_all(b"\n").map_err(failed(&path))?;
+        let legacy = read(&file).map_err(failed(&path))?;
+        // What is written after a line that was cut short must not be lost with it. A full file system is no reason not to start.
+        let torn = !ends_a_line(&file).map_err(failed(&path))? && file.write_all(b"\n").is_err();
         let size = file.metadata().map_err(failed(&path))?.len();
         Ok((
             Self {
@@ -142,8 +145,9 @@ impl Journal {
                 file,
                 size,
                 compact_at: COMPACT,
-                torn: false,
+                torn,
                 seen: legacy.seen,
+                lived_at: 0,
                 _lock: lock,
             },
             legacy,
@@ -191,6 +195,21 @@ impl Journal {
         self.append(&Line::Seen(seen))
     }
 
+    /// Whether it is time to note again that the worker lives.
+    #[must_use]
+    pub(crate) fn wants_life(&self) -> bool {
+        self.lived_at == 0 || seconds() >= self.lived_at + LIFE.as_secs()
+    }
+
+    /// The worker is known to the database.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub(crate) fn lives(&mut self) -> io::Result<()> {
+        self.lived_at = seconds();
+        self.append(&Line::Lives(self.lived_at))
+    }
+
     /// Whether all that was noted is really there.
     #[must_use]
     pub(crate) fn is_whole(&self) -> bool {
@@ -219,6 +238,7 @@ impl Journal {
             Some(Line::Seen(self.seen)).filter(|_| self.seen != Seen::default()),
             Some(Line::Gone(remembered.covers_from()))
                 .filter(|_| remembered.covers_from() > Beat(0)),
+            Some(Line::Lives(self.lived_at)).filter(|_| self.lived_at > 0),
         ];
         let head = head.into_iter().flatten();
         if open.peek().is_none() && remembered.is_empty() {
@@ -265,6 +285,26 @@ impl Journal {
     }
 }
 
+/// Seconds since 1970, to compare with those that another process of this machine noted hours ago.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no other clock outlives the machine's restart; half a day of error is allowed for"
+)]
+fn seconds() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+/// Whether the last line is whole; an empty file has none that is not.
+fn ends_a_line(file: &File) -> io::Result<bool> {
+    let length = file.metadata()?.len();
+    let mut last = [b'\n'];
+    if let Some(at) = length.checked_sub(1) {
+        file.read_exact_at(&mut last, at)?;
+    }
+    Ok(last == [b'\n'])
+}
+
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).mode(0o600);
@@ -288,6 +328,7 @@ fn read(file: &File) -> io::Result<Legacy> {
                 // Beats are those of the worker that wrote them.
                 if legacy.workers.last() != Some(&worker) {
                     legacy.covers_from = Beat(0);
+                    legacy.recent = false;
                 }
                 legacy.workers.push(worker);
             }
@@ -307,6 +348,7 @@ fn read(file: &File) -> io::Result<Legacy> {
                 legacy.covers_from = beat;
             }
             Ok(Line::Seen(seen)) => legacy.seen = seen,
+            Ok(Line::Lives(at)) => legacy.recent = seconds() < at.saturating_add(RECENT.as_secs()),
             Err(_) => {}
         }
     }
@@ -375,6 +417,36 @@ mod tests {
         let (_, legacy) = Journal::open(dir.path()).unwrap();
         assert_eq!(told(&legacy), kept.map(|(_, token)| (Beat(9), token)));
         assert_eq!((legacy.covers_from, legacy.seen), (Beat(3), seen()));
+    }
+
+    #[test]
+    fn whether_its_worker_lived_lately_is_noted_and_not_guessed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
+        assert!(journal.wants_life() && !legacy.recent);
+        let worker = WorkerId(Uuid::new_v4());
+        journal
+            .compact(Some(worker), [].into_iter(), &nothing())
+            .unwrap();
+        drop(journal);
+        // It was written just now, and its worker may have ended long ago.
+        let (mut journal, legacy) = Journal::open(dir.path()).unwrap();
+        assert!(!legacy.recent);
+        journal.lives().unwrap();
+        assert!(!journal.wants_life());
+        journal
+            .compact(Some(worker), [].into_iter(), &nothing())
+            .unwrap();
+        drop(journal);
+        assert!(Journal::open(dir.path()).unwrap().1.recent);
+        let long_ago = seconds() - RECENT.as_secs() - 1;
+        let text = format!(
+            "{}\n{}\n",
+            serde_json::to_string(&Line::Worker(worker)).unwrap(),
+            serde_json::to_string(&Line::Lives(long_ago)).unwrap()
+        );
+        std::fs::write(dir.path().join("journal.ndjson"), text).unwrap();
+        assert!(!Journal::open(dir.path()).unwrap().1.recent);
     }
 
     #[test]

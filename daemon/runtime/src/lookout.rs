@@ -127,7 +127,7 @@ impl Lookout {
             match finding.primary {
                 Some(host) => {
                     if finding.changed {
-                        self.turn(host, primaries.seen());
+                        self.turn(host, &sights[host]);
                         changed();
                     }
                     self.follow(&shown[host], finding.changed, member);
@@ -191,8 +191,11 @@ impl Lookout {
         }
     }
 
-    fn turn(&self, host: usize, seen: Seen) {
-        let server = seen.system.zip(seen.timeline);
+    fn turn(&self, host: usize, sight: &Sight) {
+        let server = match sight {
+            Sight::Primary(facts) => Some(*facts),
+            Sight::Away | Sight::Standby(_) | Sight::ReadOnly => None,
+        };
         let Routes {
             direct,
             pool,
@@ -232,7 +235,8 @@ impl Lookout {
             Sight::Away | Sight::Primary(_) | Sight::ReadOnly => None,
         });
         let least = shown.map(|beat| beat.unwrap_or(Beat(0))).min();
-        self.ends.proven(least.filter(|_| sights.len() > 1));
+        self.ends
+            .proven(least.filter(|_| sights.len() > 1), self.leases.beats().1);
     }
 
     fn note_hosts(&self, prober: &Prober, shown: &[Shown]) {

@@ -19,8 +19,6 @@ use crate::held::Statement;
 use crate::leases::Leases;
 use crate::status::{Part, Status};
 
-/// The most ends of one statement.
-const BATCH: usize = 500;
 /// After a batch of so many the next ones are waited for so long.
 const MANY: usize = 50;
 const GATHER: Duration = Duration::from_millis(1);
@@ -54,7 +52,7 @@ impl Speaker {
             // What is said under this registration is what stood in the list under it.
             let member = self.leases.member();
             let batch = match member {
-                Some(_) => self.ends.take(self.queue, self.most()),
+                Some(_) => self.ends.take(self.queue),
                 None => Vec::new(),
             };
             many = batch.len() >= MANY;
@@ -77,15 +75,6 @@ impl Speaker {
                 () = stop.cancelled() => return,
             }
             pause = (pause * 2).min(PAUSE.1);
-        }
-    }
-
-    /// The most ends of one statement of this queue. One follow-up job may have to wait for a user, and no other with it.
-    fn most(&self) -> usize {
-        if self.queue == Queue::FollowUps {
-            1
-        } else {
-            BATCH
         }
     }
 

@@ -167,7 +167,7 @@ impl Session {
     }
 
     /// Says all that this worker holds and has finished, each a statement of `reattach` as JSON, in as many calls as it takes. The
-    /// worker has spoken with the last one.
+    /// worker has spoken with the last one, if none was answered `Busy`.
     ///
     /// # Errors
     /// See [`StoreError`]; then all of it has to be said again.
@@ -178,9 +178,13 @@ impl Session {
     ) -> Result<Vec<EndAnswer>, StoreError> {
         let mut answers = Vec::new();
         let mut calls = calls(statements).into_iter().peekable();
+        let mut met_a_lock = false;
         while let Some(call) = calls.next() {
-            let more = calls.peek().is_some();
-            answers.extend(self.reattach_some(said, call, more).await?);
+            // After a lock all is said again, so this is not the last word.
+            let more = calls.peek().is_some() || met_a_lock;
+            let said = self.reattach_some(said, call, more).await?;
+            met_a_lock |= said.iter().any(|said| said.answer == Answer::Busy);
+            answers.extend(said);
         }
         Ok(answers)
     }

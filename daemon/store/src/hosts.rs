@@ -1,14 +1,16 @@
 //! One connection to whichever of several hosts is the primary, for whoever does not keep looking out for it.
 //!
-//! All hosts are tried at the same time, so one that is silent holds nobody up. Of several that take writes, the one with the highest
-//! timeline wins.
+//! All hosts are tried at the same time, so one that is silent holds nobody up. Of several that take writes, the one wins that a person has
+//! put in place of the others, or that has the highest timeline.
 
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tenure_core::primary::{Facts, Sight};
 use tokio::time::timeout;
 
 use crate::error::StoreError;
+use crate::probe::Shown;
 use crate::session::{Notifications, Session, Target};
 
 /// After the first success the others are waited for so long: one of them may be the primary after the next switch.
@@ -58,11 +60,11 @@ async fn newest(found: Vec<Opened>) -> Option<Opened> {
     if found.len() < 2 {
         return found.into_iter().next();
     }
-    let mut best = None;
+    let mut best: Option<(Facts, Opened)> = None;
     for opened in found {
-        let timeline = opened.0.timeline().await;
-        if best.as_ref().is_none_or(|(highest, _)| timeline > *highest) {
-            best = Some((timeline, opened));
+        let facts = opened.0.facts().await;
+        if best.as_ref().is_none_or(|(other, _)| facts.outranks(other)) {
+            best = Some((facts, opened));
         }
     }
     best.map(|(_, opened)| opened)
@@ -83,10 +85,20 @@ fn because(errors: &[(String, StoreError)]) -> StoreError {
 }
 
 impl Session {
-    /// `None` where the server does not tell.
-    async fn timeline(&self) -> Option<i32> {
+    /// What the server is; of one that is not migrated its timeline alone.
+    async fn facts(&self) -> Facts {
+        if let Ok(Shown {
+            sight: Sight::Primary(facts),
+            ..
+        }) = self.probe(None).await
+        {
+            return facts;
+        }
         let sql = "SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int AS timeline";
-        let rows = self.rows("timeline", sql, &[]).await.ok()?;
-        rows.first()?.try_get("timeline").ok()
+        let rows = self.rows("timeline", sql, &[]).await.unwrap_or_default();
+        Facts {
+            timeline: rows.first().and_then(|row| row.try_get("timeline").ok()),
+            ..Facts::default()
+        }
     }
 }

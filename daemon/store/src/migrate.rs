@@ -32,7 +32,7 @@ macro_rules! migrations {
 }
 migrations! {
     "0001_tables" "0002_enqueue" "0003_worker" "0004_ends" "0005_sweep" "0006_reattach" "0007_person" "0008_views" "0009_roles"
-    "0010_switches" "0011_effects" "0012_replay"
+    "0010_switches" "0011_effects" "0012_replay" "0013_corrections"
 }
 
 impl Migration {
@@ -96,6 +96,9 @@ pub enum MigrateError {
     #[error(transparent)]
     Store(#[from] StoreError),
 }
+
+/// Where the roles are there, gives them what this migration made, and nobody else anything.
+const GRANT: &str = "DO $grant$ BEGIN IF pg_catalog.to_regprocedure('grant_roles()') IS NOT NULL THEN PERFORM grant_roles(); END IF; END $grant$";
 
 /// How long a migration waits for the locks of others before it tries again.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -263,6 +266,8 @@ impl<'s> Migrator<'s> {
             return Ok(false);
         }
         self.session.batch("migrate", migration.sql).await?;
+        // PostgreSQL lets everybody call a new function.
+        self.session.batch("migrate", GRANT).await?;
         let note = "INSERT INTO %migration (name, checksum, breaking) VALUES ($1, $2, $3)";
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] = [
             (&migration.name, Type::TEXT),

@@ -10,6 +10,7 @@ use std::time::Instant;
 use deadpool_postgres::HookError;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use tenure_core::primary::Facts;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::types::Type;
@@ -37,8 +38,8 @@ struct Shared {
 struct Lead {
     config: Config,
     turned_at: Instant,
-    /// System and timeline; connections to one of a lower timeline are refused.
-    server: Option<(i64, i32)>,
+    /// What it is; connections to one that this one has replaced are refused.
+    server: Option<Facts>,
 }
 
 impl Route {
@@ -56,9 +57,9 @@ impl Route {
         }))
     }
 
-    /// From now on to this host of the target, which is of that system and timeline; `None`: to any that takes writes, where the
-    /// hosts are not those that were looked at. What is under way on connections from before ends.
-    pub fn turn(&self, target: &Target, host: Option<usize>, server: Option<(i64, i32)>) {
+    /// From now on to this host of the target, and to no server that may not stand for `server`; no host: to any that takes writes, where
+    /// the hosts are not those that were looked at. What is under way on connections from before ends.
+    pub fn turn(&self, target: &Target, host: Option<usize>, server: Option<Facts>) {
         *self.lead() = Lead {
             config: host.map_or_else(
                 || target.address.config.clone(),
@@ -95,26 +96,31 @@ impl Route {
         created < self.lead().turned_at
     }
 
-    /// Refuses a connection to a server of a timeline from before the last switch: the name may have led to it.
+    /// Refuses a connection to a server that was replaced, or is none of ours: the name may have led to it.
     pub(crate) async fn check(&self, client: &Client, prefix: &str) -> Result<(), Misled> {
-        let Some((system, timeline)) = self.lead().server else {
+        let Some(server) = self.lead().server else {
             return Ok(());
         };
-        let sql = format!("SELECT system_id, timeline FROM {prefix}probe($1)");
+        let sql =
+            format!("SELECT system_id, timeline, instead_of, installation FROM {prefix}probe($1)");
         let rows = client
             .query_typed(&sql, &[(&Uuid::nil(), Type::UUID)])
             .await?;
         let Some(row) = rows.first() else {
             return Ok(());
         };
-        let (of, found) = (
-            row.try_get::<_, Option<i64>>("system_id")?,
-            row.try_get::<_, Option<i32>>("timeline")?,
-        );
-        if of == Some(system) && found.is_some_and(|found| found < timeline) {
-            return Err(Misled::Older);
+        let found = Facts {
+            system: row.try_get("system_id")?,
+            timeline: row.try_get("timeline")?,
+            instead_of: row.try_get("instead_of")?,
+            installation: row.try_get("installation")?,
+            ..Facts::default()
+        };
+        if found.stands_for(&server) {
+            Ok(())
+        } else {
+            Err(Misled::Elsewhere)
         }
-        Ok(())
     }
 
     fn lead(&self) -> MutexGuard<'_, Lead> {
@@ -133,9 +139,11 @@ fn now() -> Instant {
 /// Why a new connection is of no use.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Misled {
-    /// It leads to a server that was the primary before.
-    #[error("this server was the primary before the last switch and does not know it")]
-    Older,
+    /// It leads to a server that was the primary before, or to another one altogether.
+    #[error(
+        "this server is not the primary that was found: it was one before, or is another system"
+    )]
+    Elsewhere,
     /// It broke.
     #[error(transparent)]
     Broken(#[from] tokio_postgres::Error),
@@ -144,7 +152,7 @@ pub(crate) enum Misled {
 impl From<Misled> for StoreError {
     fn from(misled: Misled) -> Self {
         match misled {
-            Misled::Older => Self::ReadOnly(misled.to_string()),
+            Misled::Elsewhere => Self::ReadOnly(misled.to_string()),
             Misled::Broken(error) => error.into(),
         }
     }
@@ -153,7 +161,7 @@ impl From<Misled> for StoreError {
 impl From<Misled> for HookError {
     fn from(misled: Misled) -> Self {
         match misled {
-            Misled::Older => Self::message(misled.to_string()),
+            Misled::Elsewhere => Self::message(misled.to_string()),
             Misled::Broken(error) => Self::Backend(error),
         }
     }

@@ -11,6 +11,7 @@ fn effects() {
     running_handlers(&lab);
     a_handler_that_is_to_stop_writes_nothing(&lab);
     a_handler_that_writes_at_that_moment(&lab);
+    a_lease_that_somebody_else_writes(&lab);
     what_came_too_late_is_kept_as_it_was_said(&lab);
 }
 
@@ -158,6 +159,14 @@ fn a_handler_that_is_to_stop_writes_nothing(lab: &Lab) {
     assert_eq!(w.end(&mut c, "completed", &held, late), "done pending");
     assert_eq!(c.one("SELECT count(*) FROM job"), "1");
     let again = claim(&mut c, &mut w, "m");
+    c.lose_here();
+    let says = [again.item("hold", RERUN)];
+    assert_eq!(w.reattach(&mut c, &says, &[], ""), ["rerun"]);
+    // It failed because it was refused: that is no attempt.
+    let refused = r#","error":"TN006","final":true"#;
+    assert_eq!(w.end(&mut c, "failed", &again, refused), "done pending");
+    assert_eq!(c.state(&again.job), "pending/0");
+    let again = claim(&mut c, &mut w, "m");
     c.run(&assert_lease(&again));
     assert_eq!(w.end(&mut c, "completed", &again, ""), "done completed");
     db.sound();
@@ -182,6 +191,24 @@ fn a_handler_that_writes_at_that_moment(lab: &Lab) {
         assert_eq!(c.one("SELECT count(*) FROM effect"), effects);
         db.sound();
     }
+}
+
+/// The sweep writes to the lease at that moment: that is not the handler's transaction, and proves nothing.
+fn a_lease_that_somebody_else_writes(lab: &Lab) {
+    let db = lab.db("swept_now");
+    let (mut c, mut sweep) = (db.connect(), db.connect());
+    let mut w = Worker::register(&mut c);
+    c.enqueue("m", "");
+    let held = claim(&mut c, &mut w, "m");
+    let says = [held.item("hold", RERUN)];
+    c.lose_here();
+    sweep.run("BEGIN");
+    sweep.run("UPDATE lease SET until = clock_timestamp() + interval '1 minute'");
+    assert_eq!(w.reattach(&mut c, &says, &[], ""), ["busy"]);
+    assert_eq!(c.one("SELECT gate FROM cluster"), "window");
+    sweep.run("ROLLBACK");
+    assert_eq!(w.reattach(&mut c, &says, &[], ""), ["rerun"]);
+    db.sound();
 }
 
 /// Its job has gone on in this epoch: the late completion is history, as a completion.

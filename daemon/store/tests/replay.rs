@@ -1,12 +1,21 @@
 //! A re-attach in several calls, and who is waited for meanwhile.
 
-use crate::support::{Conn, Held, Lab, Worker};
+use std::time::Duration;
+
+use tenure_core::ids::{Beat, Epoch, WorkerId};
+use tenure_store::finish::{Answer, Reattach};
+use tenure_store::session::Session;
+use tenure_store::worker::Registration;
+
+use crate::support::{Conn, Held, Lab, Worker, block_on};
 
 #[test]
 fn replay() {
     let lab = Lab::start();
     nothing_counts_before_the_last_call(&lab);
     a_lock_leaves_everything_unsaid(&lab);
+    a_worker_that_speaks_is_not_given_up(&lab);
+    a_lock_in_the_first_of_several_calls(&lab);
     ghosts_are_taken_with_the_last_call(&lab);
     a_lost_registration_is_waited_for_until_its_last_call(&lab);
     rosters_count_under_hold(&lab);
@@ -57,6 +66,97 @@ fn a_lock_leaves_everything_unsaid(lab: &Lab) {
     assert_eq!(c.one("SELECT gate FROM cluster"), "open");
     assert_eq!(beat(&mut c, &w), "7");
     assert_eq!(c.one("SELECT token FROM lease"), second.token);
+    db.sound();
+}
+
+/// More is said than one call takes, and the first one meets a lock: the last one must not count as the last word.
+fn a_lock_in_the_first_of_several_calls(lab: &Lab) {
+    const CALLS: usize = 2;
+    let db = lab.db("locked_first");
+    let (mut c, mut other) = (db.connect(), db.connect());
+    let mut w = Worker::register(&mut c);
+    c.enqueue("m", "");
+    let held = w.claim_one(&mut c, "m");
+    c.lose_here();
+    c.run(&format!("SELECT open_epoch('{}')", w.id));
+    other.run("BEGIN");
+    other.run("SELECT count(*) FROM (SELECT FROM lease FOR UPDATE) locked");
+    let strange = |_| {
+        held.item("hold", "")
+            .replace(&held.job, &uuid::Uuid::now_v7().to_string())
+    };
+    let mut statements = vec![held.item("completed", r#","confirmed":true"#)];
+    statements.extend((0..500 * CALLS).map(strange));
+    let epoch = Epoch(c.one("SELECT epoch FROM cluster").parse().unwrap());
+    let registration = Registration {
+        name: "w".to_owned(),
+        version: "1".to_owned(),
+        lease_ttl: Duration::from_secs(30),
+        heartbeat: Duration::from_secs(3),
+        job_types: vec!["%".to_owned()],
+        concurrency: 1,
+    };
+    let said = Reattach {
+        worker: WorkerId(w.id.parse().unwrap()),
+        epoch,
+        beat: Beat(7),
+        roster: &[],
+        registration: &registration,
+        predecessors: &[],
+        held: &[],
+        covers: &[],
+        without_primary: Duration::ZERO,
+    };
+    let target = lab.target(&db.name, "postgres", "tenure");
+    let speak = || {
+        block_on(async {
+            let (session, _notifications) = Session::open(&target).await.unwrap();
+            session.reattach(said, &statements).await.unwrap()
+        })
+    };
+    let answers = |wanted| speak().iter().filter(|said| said.answer == wanted).count();
+    assert_eq!(answers(Answer::Busy), 1);
+    assert_eq!(beat(&mut c, &w), "0");
+    assert_eq!(c.one("SELECT gate FROM cluster"), "window");
+    other.run("ROLLBACK");
+    assert_eq!(answers(Answer::Done), 1);
+    assert_eq!(beat(&mut c, &w), "7");
+    assert_eq!(c.one("SELECT gate FROM cluster"), "open");
+    assert_eq!(c.state(&held.job), "completed/1");
+    db.sound();
+}
+
+/// It has much to say, and its lease would have ended meanwhile.
+fn a_worker_that_speaks_is_not_given_up(lab: &Lab) {
+    let db = lab.db("still_speaking");
+    let mut c = db.connect();
+    let mut w = Worker::register(&mut c);
+    let mut other = Worker::register(&mut c);
+    c.enqueue("m", "");
+    let held = w.claim_one(&mut c, "m");
+    c.lose_here();
+    w.reattach(&mut c, &[held.item("hold", "")], &[], MORE);
+    other.epoch.clone_from(&w.epoch);
+    let later = |c: &mut Conn, seconds: u32, who: &Worker| {
+        c.run(&format!(
+            "UPDATE cluster SET opened_at = opened_at - interval '{seconds} s'; UPDATE expected SET heard_at = heard_at - interval '{seconds} s'; \
+             UPDATE sweep SET swept_at = clock_timestamp() - interval '1 s'"
+        ));
+        c.run(&format!("SELECT sweep('{}')", who.epoch));
+        c.one("SELECT gate FROM cluster")
+    };
+    assert_eq!(later(&mut c, 20, &w), "window");
+    w.reattach(&mut c, &[], &[], MORE);
+    assert_eq!(
+        later(&mut c, 20, &w),
+        "window",
+        "the other's time is over, this one speaks"
+    );
+    assert_eq!(
+        later(&mut c, 20, &w),
+        "open",
+        "it has been silent for too long"
+    );
     db.sound();
 }
 

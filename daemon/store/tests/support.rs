@@ -109,7 +109,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
 
 pub(crate) struct Db<'l> {
     lab: &'l Lab,
-    name: String,
+    pub(crate) name: String,
     case: &'static str,
 }
 

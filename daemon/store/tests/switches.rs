@@ -33,8 +33,8 @@ fn an_old_primary_in_place_of_a_newer_one(lab: &Lab) {
     w.reattach(&mut c, &[held.item("hold", "")], &[], "");
     assert_eq!(gate(&mut c), "open");
     assert_eq!(
-        c.one("SELECT decision FROM switches"),
-        "accepted by ann in place of timeline 9: it burnt"
+        c.one("SELECT cause, decided_by, decision FROM switches"),
+        "accepted|ann|accepted in place of timeline 9: it burnt"
     );
     assert_eq!(
         c.one("SELECT instead_of, accepted IS NULL FROM cluster"),

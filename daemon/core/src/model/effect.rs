@@ -40,7 +40,7 @@ impl Database {
         !of_now && !self.effects.contains(&(said.token, said.job))
     }
 
-    /// A re-attach found its effects lost: that its handler ends well all the same means nothing.
+    /// A re-attach found its effects lost: how its handler ends means nothing then.
     pub(super) fn is_given_up(&self, job: JobId, token: Token) -> bool {
         let place = self.jobs.get(&job).map(|job| &job.place);
         matches!(place, Some(Place::Leased(lease)) if lease.token == token && lease.given_up)

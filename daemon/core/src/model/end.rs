@@ -127,7 +127,8 @@ impl Database {
                 end: End::Released,
                 ..RunEnd::plain(said.job, said.run, said.token)
             };
-            let lost = said.end == End::Completed && self.is_given_up(said.job, said.token);
+            let ended = matches!(said.end, End::Completed | End::Failed { .. });
+            let lost = ended && self.is_given_up(said.job, said.token);
             let said = if lost { &given_back } else { said };
             let answer = self.end_run(now, said, false);
             if answer == EndAnswer::Done("completed") && said.end == End::Completed {

@@ -158,7 +158,7 @@ impl Database {
     ) -> Result<Vec<ReattachAnswer>, Refused> {
         let uncovered = self.note_uncovered(&said.covers);
         self.register_again(now, id, said);
-        self.wait_for(id, said);
+        self.wait_for(now, id, said);
         let alive = self.worker_there(id).is_ok();
         let mut order: Vec<usize> = (0..said.statements.len()).collect();
         order.sort_by_key(|&nth| {
@@ -285,7 +285,7 @@ impl Database {
 
     /// Whoever a speaker knows to be there must speak too, though the table has lost it; and so must the speaker, until its last
     /// statement.
-    fn wait_for(&mut self, me: WorkerId, said: &Reattach) {
+    fn wait_for(&mut self, now: Moment, me: WorkerId, said: &Reattach) {
         let lease_ttl = self.longest_lease();
         let named = said.roster.iter().filter(|_| self.gate != Gate::Open);
         for id in named.filter(|id| !self.workers.contains_key(*id)) {
@@ -296,8 +296,11 @@ impl Database {
             let speaker = Expected::silent(worker.lease_ttl);
             self.expected.entry(me).or_insert(speaker);
         }
-        if let Some(me) = self.expected.get_mut(&me).filter(|_| !said.more) {
-            (me.spoken, me.absent) = (true, false);
+        if let Some(me) = self.expected.get_mut(&me) {
+            me.heard_at = Some(now);
+            if !said.more {
+                (me.spoken, me.absent) = (true, false);
+            }
         }
     }
 

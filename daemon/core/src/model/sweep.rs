@@ -1,6 +1,6 @@
 //! Time: what becomes due, who is lost, what is recovered.
 
-use super::{Database, End, Gate, Moment, Outcome, Place, Refused, Stop, WorkerStatus};
+use super::{Database, End, Expected, Gate, Moment, Outcome, Place, Refused, Stop, WorkerStatus};
 use crate::ids::{Epoch, JobId, Run, WorkerId};
 
 /// Sweeps come each second. After a longer pause than this nobody can be blamed for a late beat, in milliseconds.
@@ -97,15 +97,15 @@ impl Database {
         }
     }
 
-    /// The window closes when all have spoken. Whoever has not is waited for until its leases have surely ended, which only
-    /// a sweep may judge.
+    /// The window closes when all have spoken. Whoever has not, or not to the end, is waited for until its leases have surely ended,
+    /// which only a sweep may judge.
     pub(super) fn close_window(&mut self, now: Moment, by_time: bool) -> bool {
         let opened_at = self.opened_at;
-        let waited = |lease_ttl| by_time && opened_at + lease_ttl <= now;
-        let all = self
-            .expected
-            .values()
-            .all(|it| it.spoken || waited(it.lease_ttl));
+        let waited = |it: &Expected| {
+            let heard_at = it.heard_at.filter(|heard_at| *heard_at <= now);
+            by_time && opened_at.max(heard_at.unwrap_or(opened_at)) + it.lease_ttl <= now
+        };
+        let all = self.expected.values().all(|it| it.spoken || waited(it));
         let closes = self.gate == Gate::Window && all;
         if closes {
             self.gate = Gate::Open;

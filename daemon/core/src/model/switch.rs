@@ -15,6 +15,8 @@ pub struct Expected {
     pub spoken: bool,
     /// It is known to be dead, or the window closed before it spoke.
     pub absent: bool,
+    /// When it last said something of it.
+    pub heard_at: Option<Moment>,
 }
 
 impl Expected {
@@ -23,6 +25,7 @@ impl Expected {
             lease_ttl,
             spoken: false,
             absent: false,
+            heard_at: None,
         }
     }
 }

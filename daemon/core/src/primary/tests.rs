@@ -298,3 +298,51 @@ fn one_name_alone_proves_nothing() {
     round(&mut them, 0, &[primary(1, 1)]);
     assert!(!round(&mut them, 9_000, &[Sight::Away]).none_anywhere);
 }
+
+#[test]
+fn a_name_may_lead_to_the_same_server_or_its_successor_and_to_no_other() {
+    let lead = facts(2, 20);
+    let with = |change: fn(&mut Facts)| {
+        let mut found = lead;
+        change(&mut found);
+        found
+    };
+    for (found, expected) in [
+        (lead, true),
+        (with(|it| it.timeline = Some(3)), true),
+        (with(|it| it.timeline = None), true),
+        (with(|it| it.system = None), true),
+        (with(|it| it.timeline = Some(1)), false),
+        (with(|it| it.system = Some(8)), false),
+        (with(|it| it.instead_of = Some(5)), true),
+    ] {
+        assert_eq!(found.stands_for(&lead), expected, "{found:?}");
+    }
+    let put_in_place = Facts {
+        instead_of: Some(2),
+        ..facts(1, 10)
+    };
+    assert!(!lead.stands_for(&put_in_place), "it was replaced");
+    let installed = |number| Facts {
+        installation: Some(Uuid::from_u128(number)),
+        ..lead
+    };
+    assert!(installed(1).stands_for(&installed(1)));
+    assert!(!installed(2).stands_for(&installed(1)));
+    assert!(installed(2).stands_for(&lead));
+}
+
+#[test]
+fn of_two_that_take_writes_the_word_of_a_person_comes_before_the_timeline() {
+    let put_in_place = Facts {
+        instead_of: Some(2),
+        ..facts(1, 10)
+    };
+    assert!(facts(3, 30).outranks(&facts(2, 20)));
+    assert!(!facts(2, 20).outranks(&facts(3, 30)));
+    assert!(put_in_place.outranks(&facts(2, 20)));
+    assert!(!facts(2, 20).outranks(&put_in_place));
+    // The word was about timelines up to 2.
+    assert!(facts(3, 30).outranks(&put_in_place));
+    assert!(!put_in_place.outranks(&facts(3, 30)));
+}

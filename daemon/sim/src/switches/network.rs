@@ -38,6 +38,8 @@ pub(crate) enum Ticket {
         epoch: Epoch,
         epoch_no: i64,
         asked_at: Mono,
+        /// The beat that the database showed before.
+        found: Option<Beat>,
         tokens: Vec<Token>,
     },
     Beat {

@@ -106,8 +106,9 @@ impl Daemon {
     }
 
     fn reattach(&mut self, net: &mut Network, worker: WorkerId, opened: Opened, asked_at: Mono) {
+        let found = opened.beat.map(Beat);
         let mut statements = self.holds();
-        statements.extend(self.remembered(opened.beat.map(Beat)));
+        statements.extend(self.remembered(found));
         let said = Reattach {
             beat: self.answered.0,
             roster: self.roster_said(false),
@@ -121,6 +122,7 @@ impl Daemon {
             epoch: opened.epoch,
             epoch_no: opened.epoch_no,
             asked_at,
+            found,
             tokens: said
                 .statements
                 .iter()
@@ -231,7 +233,7 @@ impl Daemon {
                 self.registering = None;
                 self.registered = None;
                 self.predecessors = vec![worker];
-                self.joined(net, (worker, epoch, epoch_no), asked_at, astray);
+                self.joined(net, (worker, epoch, epoch_no), None, asked_at, astray);
             }
             // Not as a worker that it is no more, or was when this was asked.
             (Ticket::Open { worker, asked_at }, Answer::Opened(opened))
@@ -245,6 +247,7 @@ impl Daemon {
                     epoch,
                     epoch_no,
                     asked_at,
+                    found,
                     tokens,
                 },
                 Answer::Reattached(answers),
@@ -253,7 +256,7 @@ impl Daemon {
                 // The keeper would take it for the answer to a registration and be again who it is no more.
                 let awaited = self.rejoining.take_if(|it| *it == (worker, asked_at));
                 if awaited.is_some() || self.world.fault == Fault::LateReattach {
-                    self.joined(net, (worker, epoch, epoch_no), asked_at, astray);
+                    self.joined(net, (worker, epoch, epoch_no), found, asked_at, astray);
                 }
             }
             (Ticket::Beat { beat, .. }, Answer::Beaten(answer))
@@ -320,11 +323,12 @@ impl Daemon {
         }
     }
 
-    /// It is a member, if the keeper takes the answer.
+    /// It is a member, if the keeper takes the answer. What it remembered later than `found` it has said.
     fn joined(
         &mut self,
         net: &mut Network,
         (worker, epoch, epoch_no): (WorkerId, Epoch, i64),
+        found: Option<Beat>,
         asked_at: Mono,
         astray: bool,
     ) {
@@ -339,7 +343,7 @@ impl Daemon {
         );
         if before.is_none() && self.keeper.member() == Some((worker, epoch)) {
             self.epoch_no = epoch_no;
-            self.memory.moved(self.sent);
+            self.memory.moved(found, self.sent);
             let daemon = self.index;
             net.seen.push(Seen::Confirmed { daemon, astray });
         }
