@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use std::{env, process, thread};
 
 use tempfile::TempDir;
-use tenure_embedded::{Options, Row, Server, Sql};
+use tenure_embedded::{Options, Row, Server, Sql, SqlError};
 
 use crate::daemon::Daemon;
-use crate::verdict::{Fault, Shown, judge};
-use crate::witness::{Line, What, read};
+use tenure_verdict::{Fault, Shown, judge};
+use tenure_verdict::{Line, What, read};
 
 /// How long a state may take to come about on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -21,11 +21,41 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// How many jobs are not completed.
 pub const UNFINISHED: &str = "SELECT count(*) FROM tenure.jobs WHERE status <> 'completed'";
 
+/// What is behind a lab: one server, or several of which one at a time is the primary.
+pub trait Servers {
+    /// Logs in to the present primary, as superuser.
+    ///
+    /// # Errors
+    /// When none answers.
+    fn log_in(&self, database: &str) -> Result<Sql, SqlError>;
+
+    /// The port of the present primary.
+    fn primary(&self) -> u16;
+
+    /// Everything that they have logged.
+    fn logged(&self) -> String;
+}
+
+impl Servers for Server {
+    fn log_in(&self, database: &str) -> Result<Sql, SqlError> {
+        self.sql(database)
+    }
+
+    fn primary(&self) -> u16 {
+        self.port()
+    }
+
+    fn logged(&self) -> String {
+        let log = fs::read(self.log_file()).expect("the server's log can be read");
+        String::from_utf8_lossy(&log).into_owned()
+    }
+}
+
 /// See the module. Everything in it ends when it is dropped.
 #[derive(Debug)]
-pub struct Lab {
-    /// The server; its database is `app`. Of a cluster, the present primary.
-    pub server: Server,
+pub struct Lab<S = Server> {
+    /// What has the database `app`. Of a cluster, the present primary.
+    pub server: S,
     url: String,
     handlers: String,
     dir: TempDir,
@@ -42,7 +72,8 @@ impl Lab {
     }
 
     /// How its server is started.
-    pub(crate) fn options() -> Options {
+    #[must_use]
+    pub fn options() -> Options {
         let settings = [("deadlock_timeout", "200ms"), ("max_connections", "60")];
         Options {
             settings: settings
@@ -52,9 +83,12 @@ impl Lab {
         }
     }
 
+}
+
+impl<S: Servers> Lab<S> {
     /// Makes the database on `server` and migrates it by `tenure migrate up`. Daemons and commands find it at `url`.
     #[must_use]
-    pub fn on(server: Server, url: String) -> Self {
+    pub fn on(server: S, url: String) -> Self {
         let lab = Self {
             server,
             url,
@@ -62,8 +96,8 @@ impl Lab {
             dir: tempfile::tempdir().expect("there is room for files"),
             binary: File::open(binary()).expect("the binary can be read"),
         };
-        lab.server
-            .create_database("app")
+        let mut sql = lab.server.log_in("postgres").expect("a server answers");
+        sql.run("CREATE DATABASE app")
             .expect("a database can be made");
         let said = lab.tenure(&["migrate", "up"]);
         assert!(
@@ -188,7 +222,9 @@ impl Lab {
     /// A new connection, as superuser.
     #[must_use]
     pub fn sql(&self) -> Sql {
-        self.server.sql("app").expect("the database can be reached")
+        self.server
+            .log_in("app")
+            .expect("the database can be reached")
     }
 
     /// Runs SQL for its effects.
@@ -297,16 +333,8 @@ impl Lab {
     ///
     /// # Panics
     /// After [`PATIENCE`], with the end of each daemon's log.
-    pub fn wait_for(&self, mut check: impl FnMut() -> Result<(), String>) {
-        let begun = Instant::now();
-        while let Err(what) = check() {
-            assert!(
-                begun.elapsed() < PATIENCE,
-                "still, after {PATIENCE:?}: {what}\n{}",
-                self.logs()
-            );
-            nap();
-        }
+    pub fn wait_for(&self, check: impl FnMut() -> Result<(), String>) {
+        wait_for(check, || self.logs());
     }
 
     /// What the handlers have written so far.
@@ -361,7 +389,7 @@ impl Lab {
              SELECT id FROM tenure.outcome) s GROUP BY id) s USING (id) WHERE states IS DISTINCT FROM 1",
         );
         assert_eq!(both, "0", "jobs do not stand in exactly one state");
-        let server = self.server_log();
+        let server = self.server.logged();
         if let Some(place) = server.find("deadlock detected") {
             let told: Vec<&str> = server[place..].lines().take(12).collect();
             panic!("{}", told.join("\n"));
@@ -371,16 +399,11 @@ impl Lab {
     /// The lines of the server's log with this text.
     #[must_use]
     pub fn server_said(&self, text: &str) -> Vec<String> {
-        self.server_log()
+        self.server.logged()
             .lines()
             .filter(|line| line.contains(text))
             .map(str::to_owned)
             .collect()
-    }
-
-    fn server_log(&self) -> String {
-        let log = fs::read(self.server.log_file()).expect("the server's log can be read");
-        String::from_utf8_lossy(&log).into_owned()
     }
 
     /// The end of each daemon's log.
@@ -410,7 +433,7 @@ pub fn enqueue_many(
     sql: &mut Sql,
     job_type: &str,
     count: usize,
-) -> Result<Vec<String>, tenure_embedded::SqlError> {
+) -> Result<Vec<String>, SqlError> {
     let rows = sql.run(&format!(
         "SELECT tenure.enqueue_many((SELECT jsonb_agg(jsonb_build_object('job_type', '{job_type}', 'max_attempts', 1000)) \
          FROM generate_series(1, {count})))"
@@ -423,6 +446,23 @@ fn lives(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+/// Waits until `check` is satisfied; it says what is not as it should be.
+///
+/// # Panics
+/// After [`PATIENCE`], with these logs.
+pub(crate) fn wait_for(
+    mut check: impl FnMut() -> Result<(), String>,
+    logs: impl FnOnce() -> String,
+) {
+    let begun = Instant::now();
+    while let Err(what) = check() {
+        if begun.elapsed() > PATIENCE {
+            panic!("still, after {PATIENCE:?}: {what}\n{}", logs());
+        }
+        nap();
+    }
 }
 
 /// A short pause between two looks.

@@ -14,7 +14,7 @@ pub enum Route {
     OneProxy,
 }
 
-/// What is special about a scenario. The default is nothing.
+/// What is special about a scenario. By default it is [nothing](Plan::usual).
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'a> {
     /// Settings of the daemons, as `--set` takes them.
@@ -33,8 +33,10 @@ pub struct Plan<'a> {
     pub interruptions: bool,
 }
 
-impl Default for Plan<'_> {
-    fn default() -> Self {
+impl Plan<'_> {
+    /// Nothing special.
+    #[must_use]
+    pub const fn usual() -> Self {
         Self {
             set: &[],
             route: Route::Direct,
@@ -44,6 +46,12 @@ impl Default for Plan<'_> {
             uncovered: false,
             interruptions: false,
         }
+    }
+}
+
+impl Default for Plan<'_> {
+    fn default() -> Self {
+        Self::usual()
     }
 }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 use tenure_embedded::{Sql, SqlError};
 
 use crate::random::Random;
-use crate::verdict::switches::Enqueue;
-use crate::witness::uptime;
+use tenure_verdict::switches::Enqueue;
+use tenure_verdict::uptime;
 
 /// How long a server may be silent before a producer asks anew.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ fn parse(line: &str) -> Option<Enqueue> {
             id: id.to_owned(),
             job_type: job_type.to_owned(),
             at: Duration::from_millis(at.parse().ok()?),
-            port: port.parse().ok()?,
+            server: port.parse().ok()?,
         }),
         _ => None,
     }
@@ -163,7 +163,7 @@ mod tests {
         notes.write("j", "ticks-1", 5432);
         let read = notes.read();
         assert_eq!((read.len(), read[0].id.as_str()), (1, "j"));
-        assert_eq!((read[0].job_type.as_str(), read[0].port), ("ticks-1", 5432));
+        assert_eq!((read[0].job_type.as_str(), read[0].server), ("ticks-1", 5432));
         assert!(uptime() - read[0].at < Duration::from_secs(60));
         assert_eq!(parse("j ticks-1 1"), None);
     }

@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -26,9 +26,24 @@ struct State {
     ends: Mutex<Vec<TcpStream>>,
     /// What these first connections send arrives never.
     swallowed: AtomicUsize,
+    /// How long each piece takes in each direction, in milliseconds.
+    delay: AtomicU64,
+    /// Of so many answers of the server one is withheld, and its connection ends; 0 for none.
+    withhold: AtomicUsize,
+    /// How many answers there were.
+    answers: AtomicUsize,
 }
 
 impl State {
+    /// Whether this answer is the one that never arrives.
+    fn withholds(&self) -> bool {
+        let number = self.answers.fetch_add(1, SeqCst) + 1;
+        match self.withhold.load(SeqCst) {
+            0 => false,
+            one_of => number % one_of == 0,
+        }
+    }
+
     /// Returns when things move.
     fn wait(&self) {
         while self.blocked.load(SeqCst) {
@@ -89,6 +104,18 @@ impl Proxy {
         self.state.blocked.store(blocked, SeqCst);
     }
 
+    /// Lets everything take so long in each direction.
+    pub fn delay(&self, delay: Duration) {
+        let milliseconds = u64::try_from(delay.as_millis()).expect("a delay is short");
+        self.state.delay.store(milliseconds, SeqCst);
+    }
+
+    /// Of each so many answers of the server, over all connections, withholds one and ends its connection: what was asked is done, and
+    /// who asked does not know. 0 ends that.
+    pub fn withhold(&self, one_of: usize) {
+        self.state.withhold.store(one_of, SeqCst);
+    }
+
     /// What is sent over the connections that there are now arrives never, and nobody is told. New connections work.
     pub fn swallow(&self) {
         self.state
@@ -110,20 +137,25 @@ fn carry(client: &TcpStream, number: usize, state: &Arc<State>) {
             .expect("nothing panics with it")
             .extend([one, other]);
     }
-    for (from, to) in [(client, &server), (&server, client)] {
+    for (from, to, answers) in [(client, &server, false), (&server, client, true)] {
         if let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) {
             let state = Arc::clone(state);
-            thread::spawn(move || pump(from, to, number, &state));
+            thread::spawn(move || pump(from, to, number, answers, &state));
         }
     }
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, number: usize, state: &State) {
+fn pump(mut from: TcpStream, mut to: TcpStream, number: usize, answers: bool, state: &State) {
     let mut buffer = vec![0; 1 << 16];
     loop {
         // A connection that broke is at its end too.
         let length = from.read(&mut buffer).unwrap_or_default();
+        thread::sleep(Duration::from_millis(state.delay.load(SeqCst)));
         state.wait();
+        if answers && length > 0 && state.withholds() {
+            let _ = from.shutdown(Shutdown::Both);
+            break;
+        }
         let swallow = number < state.swallowed.load(SeqCst);
         if length == 0 && !swallow {
             break;

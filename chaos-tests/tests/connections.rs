@@ -50,6 +50,50 @@ fn without_heartbeats_a_daemon_ends_its_handlers_and_registers_anew() {
     assert_eq!(daemon.stop(), 0, "{}", daemon.log());
 }
 
+/// What was asked is done, and the answer never comes: claims, ends, beats and registrations, one in seven.
+#[test]
+fn answers_are_lost_with_their_connections() {
+    let lab = Lab::start();
+    let proxy = Proxy::to(lab.server.port());
+    let url = format!("database.url={}", proxy.url("app", "postgres"));
+    let daemons = ["a", "b"].map(|name| lab.daemon(name, &[&url, "worker.lease_ttl=60s"]));
+    lab.until_live(2);
+    proxy.withhold(7);
+    let mut jobs = Vec::new();
+    for _ in 0..10 {
+        jobs.extend(lab.enqueue_many("ticks-0", 20));
+        jobs.extend(lab.enqueue_many("ticks-5", 4));
+        let ended = lab.count(What::End);
+        lab.until_witnessed(What::End, ended + 10);
+    }
+    lab.until(UNFINISHED, "0");
+    proxy.withhold(0);
+    assert_eq!(lab.count(What::Start), jobs.len());
+    lab.assert_sound(&jobs);
+    for mut daemon in daemons {
+        assert_eq!(daemon.stop(), 0, "{}", daemon.log());
+    }
+}
+
+/// Far away, but there: nothing is taken for a loss.
+#[test]
+fn a_slow_way_is_no_outage() {
+    let lab = Lab::start();
+    let proxy = Proxy::to(lab.server.port());
+    let url = format!("database.url={}", proxy.url("app", "postgres"));
+    let mut daemon = lab.daemon("a", &[&url, "worker.lease_ttl=20s"]);
+    lab.until_live(1);
+    proxy.delay(Duration::from_millis(150));
+    let mut jobs = lab.enqueue_many("ticks-3", 30);
+    jobs.push(lab.enqueue("ticks-120"));
+    lab.until(UNFINISHED, "0");
+    assert_eq!(lab.count(What::Start), jobs.len());
+    lab.assert_sound(&jobs);
+    assert_eq!(daemon.stop(), 0, "{}", daemon.log());
+    let said = daemon.log();
+    assert!(!said.contains("No primary answers"), "{said}");
+}
+
 /// B04, B05: a listener that is cut off again and again comes back each time, without a storm of its own.
 #[test]
 fn a_listener_comes_back() {
@@ -81,7 +125,7 @@ fn a_listener_comes_back() {
 #[test]
 fn a_transaction_pooler_is_no_obstacle() {
     let lab = Lab::start();
-    let pooler = Pooler::start(&lab);
+    let pooler = Pooler::start(lab.server.port());
     let url = format!("database.url={}", pooler.url());
     let direct = format!("database.direct_url={}", lab.server.url("app", "postgres"));
     let pooled = "database.pooler=transaction";

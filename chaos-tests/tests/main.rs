@@ -13,6 +13,8 @@ mod deaths;
 mod drain;
 mod durability;
 mod everything;
+mod managed;
+mod obstacles;
 mod outages;
 mod persons;
 mod storm;

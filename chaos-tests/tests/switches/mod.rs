@@ -6,5 +6,6 @@ mod commits;
 mod crashes;
 mod decisions;
 mod networks;
+mod partitions;
 mod planned;
 mod rivals;

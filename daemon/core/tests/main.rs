@@ -19,7 +19,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tenure-core", &[]),
     ("tenure-sim", &["core"]),
     ("tenure-embedded", &[]),
-    ("chaos-tests", &["embedded"]),
+    ("tenure-verdict", &[]),
+    ("chaos-tests", &["embedded", "verdict"]),
 ];
 
 /// The crates that decide, and so must run under a simulated clock, network and chance.

@@ -116,6 +116,11 @@ impl Account {
         }
     }
 
+    /// Its name, when it is not the present user.
+    pub(crate) fn other(&self) -> Option<&str> {
+        self.switch.then_some(self.name.as_str())
+    }
+
     /// A short text that differs between users, for file names.
     pub(crate) fn key(&self) -> String {
         self.uid.to_string()

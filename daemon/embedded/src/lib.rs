@@ -24,6 +24,7 @@ mod leash;
 mod port;
 mod postmaster;
 mod processes;
+mod programs;
 mod server;
 mod sql;
 mod standby;
@@ -31,7 +32,10 @@ mod storage;
 
 pub use backup::Backup;
 pub use error::Error;
+pub use leash::Leash;
 pub use port::free_port;
+pub use processes::children;
+pub use programs::Programs;
 pub use server::{Options, Server};
 pub use sql::{Row, Sql, SqlError};
 pub use standby::Followed;

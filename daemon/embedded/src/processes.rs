@@ -29,7 +29,8 @@ pub(crate) fn state(pid: i32) -> State {
 }
 
 /// The processes that `parent` has started and that have not ended.
-pub(crate) fn children(parent: i32) -> Vec<i32> {
+#[must_use]
+pub fn children(parent: i32) -> Vec<i32> {
     fs::read_dir("/proc")
         .into_iter()
         .flatten()

@@ -460,8 +460,8 @@ fn tls_of(target: &Target) -> Result<Option<MakeRustlsConnect>, TlsError> {
     target.address.tls.as_ref().map(tls::connector).transpose()
 }
 
-/// Bounds on the server's side, below ours, so that nothing lives on there that nobody waits for. A server that has no such
-/// setting is left alone.
+/// Bounds on the server's side, below ours, so that nothing lives on there that nobody waits for; and none that an administrator has
+/// set for sessions of another kind. A server that has no such setting is left alone.
 fn session_settings(target: &Target) -> String {
     if target.pooled {
         return String::new();
@@ -469,7 +469,7 @@ fn session_settings(target: &Target) -> String {
     let ms = target.statement_timeout.as_millis();
     format!(
         "SELECT set_config(name, value, false) FROM (VALUES ('statement_timeout', '{ms}'), ('lock_timeout', '{ms}'), \
-         ('idle_in_transaction_session_timeout', '{ms}'), ('client_connection_check_interval', '1000'), ('jit', 'off')) s(name, value) \
+         ('idle_in_transaction_session_timeout', '{ms}'), ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('client_connection_check_interval', '1000'), ('jit', 'off')) s(name, value) \
          WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p WHERE p.name = s.name)"
     )
 }

@@ -71,13 +71,13 @@ impl Story {
                 id: "j".to_owned(),
                 job_type: self.job_type.to_owned(),
                 at: secs(1),
-                port: OLD,
+                server: OLD,
             }],
             shown: &shown.into_iter().collect(),
             switches: &[Switch {
                 fault: secs(10),
                 writable: secs(12),
-                port: NEW,
+                server: NEW,
                 jobs: if self.taken_over {
                     set(&["j"])
                 } else {
@@ -301,16 +301,16 @@ fn two_at_once_are_never_good() {
 
 #[test]
 fn each_switch_has_to_take_over_what_was_acknowledged_before_it() {
-    let enqueue = |at, port| Enqueue {
+    let enqueue = |at, server| Enqueue {
         id: j(),
         job_type: "ticks-1".to_owned(),
         at: secs(at),
-        port,
+        server,
     };
-    let switch = |at, port, jobs: &[&str]| Switch {
+    let switch = |at, server, jobs: &[&str]| Switch {
         fault: secs(at),
         writable: secs(at + 1),
-        port,
+        server,
         jobs: set(jobs),
         outcomes: set(&[]),
     };

@@ -5,8 +5,6 @@ use std::fmt;
 
 use crate::witness::{Line, What};
 
-pub mod switches;
-
 /// What the database shows of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
@@ -56,7 +54,7 @@ impl fmt::Display for Fault {
 }
 
 /// Statuses in which a job stays.
-const OUTCOMES: [&str; 4] = ["completed", "failed", "discarded", "cancelled"];
+pub(crate) const OUTCOMES: [&str; 4] = ["completed", "failed", "discarded", "cancelled"];
 
 /// Judges a history that is over: `lines` of the witnesses, the jobs whose enqueue was `acknowledged`, and what the
 /// database shows. No fault is reported twice.
@@ -81,7 +79,7 @@ pub fn judge(
 }
 
 /// Completions by a run that did not end, or that was not the last one.
-fn completions(lines: &[Line], shown: &BTreeMap<String, Shown>) -> BTreeSet<Fault> {
+pub(crate) fn completions(lines: &[Line], shown: &BTreeMap<String, Shown>) -> BTreeSet<Fault> {
     let mut faults = BTreeSet::new();
     let mut last_started: BTreeMap<&str, &str> = BTreeMap::new();
     let mut ended: BTreeSet<&str> = BTreeSet::new();
@@ -108,7 +106,7 @@ fn completions(lines: &[Line], shown: &BTreeMap<String, Shown>) -> BTreeSet<Faul
 }
 
 /// Signs of life of one run after the start of another run of the same job, and runs that started twice.
-fn overlaps(lines: &[Line]) -> BTreeSet<Fault> {
+pub(crate) fn overlaps(lines: &[Line]) -> BTreeSet<Fault> {
     let mut faults = BTreeSet::new();
     let mut present: BTreeMap<&str, &Line> = BTreeMap::new();
     let mut started: BTreeSet<&str> = BTreeSet::new();

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{Fault, Shown, completions, overlaps};
+use crate::fault::{Fault, OUTCOMES, Shown, completions, overlaps};
 use crate::witness::{Line, What};
 
 /// An acknowledged enqueue.
@@ -19,8 +19,8 @@ pub struct Enqueue {
     pub job_type: String,
     /// When the answer came, as [`uptime`](crate::uptime).
     pub at: Duration,
-    /// The server that acknowledged it.
-    pub port: u16,
+    /// The server that acknowledged it, by a number that no other has: its port, or its place in a list.
+    pub server: u16,
 }
 
 /// A server that became the primary.
@@ -30,8 +30,8 @@ pub struct Switch {
     pub fault: Duration,
     /// When the new primary took writes.
     pub writable: Duration,
-    /// The new primary.
-    pub port: u16,
+    /// The new primary, by the number that enqueues have.
+    pub server: u16,
     /// The jobs that it had then.
     pub jobs: BTreeSet<String>,
     /// Those of them that had an outcome.
@@ -140,7 +140,7 @@ impl History<'_> {
             judgement.cut_off.insert(id.clone());
         }
         match self.shown.get(id) {
-            Some(is) if !super::OUTCOMES.contains(&is.status.as_str()) => {
+            Some(is) if !OUTCOMES.contains(&is.status.as_str()) => {
                 judgement
                     .faults
                     .insert(Fault::Unfinished(id.clone(), is.status.clone()));
@@ -166,7 +166,7 @@ impl History<'_> {
             // What this new primary itself has acknowledged, or one after it, was not there to be taken over.
             let later = self.switches.iter().any(|other| {
                 other.writable >= switch.writable
-                    && other.port == enqueue.port
+                    && other.server == enqueue.server
                     && other.writable <= enqueue.at
             });
             later || switch.jobs.contains(&enqueue.id)

@@ -1,0 +1,119 @@
+//! Patroni decides who is the primary. Nobody loses a job here, and none runs twice, also while two servers take writes.
+
+use chaos_tests::{Managed, Plan, Way, What};
+
+/// All that reaches the primary by one name has to end its handlers when an outage is long: nothing proves that there is none.
+const INTERRUPTED: Plan<'static> = Plan {
+    interruptions: true,
+    ..USUAL
+};
+
+const USUAL: Plan<'static> = Plan::usual();
+
+#[test]
+fn patroni_switches_over() {
+    let mut cluster = Managed::start("patroni_switches_over", USUAL, Way::Direct, false);
+    cluster.strike(|patroni| patroni.switch_over());
+    cluster.until_switched();
+    let judgement = cluster.finish().judgement;
+    assert!(judgement.cut_off.is_empty(), "{:?}", judgement.cut_off);
+}
+
+/// The same node goes on.
+#[test]
+fn patroni_restarts_a_killed_server() {
+    let mut cluster = Managed::start("patroni_restarts_a_killed_server", USUAL, Way::Direct, false);
+    cluster.strike(|patroni| patroni.kill_server());
+    cluster.until_switched();
+    let judgement = cluster.finish().judgement;
+    assert!(judgement.cut_off.is_empty(), "{:?}", judgement.cut_off);
+}
+
+fn lose_the_leaders_host(cluster: &mut Managed<'_>) {
+    let lost = cluster.strike(|patroni| patroni.lose_host());
+    cluster.until_switched();
+    cluster.lab.server.return_host(lost);
+    cluster.until_whole();
+}
+
+#[test]
+fn patroni_loses_the_leaders_host() {
+    let mut cluster = Managed::start("patroni_loses_the_leaders_host", USUAL, Way::Direct, false);
+    lose_the_leaders_host(&mut cluster);
+    cluster.finish();
+}
+
+#[test]
+fn patroni_loses_the_leaders_host_synchronously() {
+    let scenario = "patroni_loses_the_leaders_host_synchronously";
+    let mut cluster = Managed::start(scenario, USUAL, Way::Direct, true);
+    lose_the_leaders_host(&mut cluster);
+    let judgement = cluster.finish().judgement;
+    assert!(judgement.cut_off.is_empty(), "{:?}", judgement.cut_off);
+}
+
+/// Two primaries: the old one takes writes until its Patroni is back.
+fn kill_patroni(cluster: &mut Managed<'_>) {
+    cluster.strike(|patroni| patroni.kill_patroni());
+    cluster.until_switched();
+    cluster.until_all_flows();
+    cluster.random.dawdle(2000);
+    cluster.lab.server.release();
+    cluster.until_whole();
+}
+
+#[test]
+fn patroni_alone_is_killed() {
+    let mut cluster = Managed::start("patroni_alone_is_killed", USUAL, Way::Direct, false);
+    kill_patroni(&mut cluster);
+    cluster.finish();
+}
+
+/// The old primary acknowledges nothing that the new one lacks.
+#[test]
+fn patroni_alone_is_killed_synchronously() {
+    let scenario = "patroni_alone_is_killed_synchronously";
+    let mut cluster = Managed::start(scenario, USUAL, Way::Direct, true);
+    kill_patroni(&mut cluster);
+    let judgement = cluster.finish().judgement;
+    assert!(judgement.cut_off.is_empty(), "{:?}", judgement.cut_off);
+}
+
+/// The same, but it wakes up and sees for itself that it is no leader any more.
+#[test]
+fn patroni_alone_is_frozen() {
+    let mut cluster = Managed::start("patroni_alone_is_frozen", USUAL, Way::Direct, false);
+    let frozen = cluster.strike(|patroni| patroni.freeze_patroni());
+    cluster.until_switched();
+    cluster.until_all_flows();
+    cluster.lab.server.thaw_patroni(frozen);
+    cluster.until_whole();
+    cluster.finish();
+}
+
+/// HAProxy ends all sessions with a server that is no leader any more, and leads nowhere for as long as there is none.
+#[test]
+fn patroni_behind_a_balancer() {
+    let mut cluster = Managed::start("patroni_behind_a_balancer", INTERRUPTED, Way::Balancer, false);
+    cluster.strike(|patroni| patroni.switch_over());
+    cluster.until_switched();
+    cluster.until_all_flows();
+    cluster.until_whole();
+    cluster.until_more_witnessed(What::End, 20);
+    kill_patroni(&mut cluster);
+    cluster.finish();
+}
+
+/// PgBouncer keeps the sessions of its clients and gives them another server.
+#[test]
+fn patroni_behind_a_pooler_and_a_balancer() {
+    let scenario = "patroni_behind_a_pooler_and_a_balancer";
+    let mut cluster = Managed::start(scenario, USUAL, Way::Pooler, false);
+    cluster.strike(|patroni| patroni.switch_over());
+    cluster.until_switched();
+    cluster.until_all_flows();
+    cluster.until_whole();
+    cluster.until_more_witnessed(What::End, 20);
+    lose_the_leaders_host(&mut cluster);
+    cluster.finish();
+}
