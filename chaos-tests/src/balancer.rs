@@ -31,8 +31,11 @@ impl Balancer {
              default-server inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions\n"
         );
         for (server, check) in patroni.checked_ports() {
-            writeln!(text, " server p{server} 127.0.0.1:{server} check port {check}")
-                .expect("text takes more text");
+            writeln!(
+                text,
+                " server p{server} 127.0.0.1:{server} check port {check}"
+            )
+            .expect("text takes more text");
         }
         fs::write(&config, text).expect("a file can be written");
         let mut command = Command::new("haproxy");

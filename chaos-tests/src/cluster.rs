@@ -169,4 +169,3 @@ impl<'a> Cluster<'a> {
 fn streams(server: &Server) -> bool {
     server.pid().is_some() && server.is_standby().unwrap_or(false)
 }
-

@@ -66,8 +66,14 @@ impl Disk {
             "a file system of one's own takes root, or: unshare --user --map-root-user --net --mount COMMAND",
         );
         let nothing = None::<&str>;
-        mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
-            .expect("mounts can be kept to ourselves");
+        mount(
+            nothing,
+            "/",
+            nothing,
+            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+            nothing,
+        )
+        .expect("mounts can be kept to ourselves");
         // Below /tmp every user can reach it.
         let folder = tempfile::Builder::new()
             .tempdir_in("/tmp")
@@ -115,7 +121,10 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         // What is mounted ends with this thread; the folder below it must be free for its removal.
-        let _ = nix::mount::umount2(Path::new(self.folder.path()), nix::mount::MntFlags::MNT_DETACH);
+        let _ = nix::mount::umount2(
+            Path::new(self.folder.path()),
+            nix::mount::MntFlags::MNT_DETACH,
+        );
     }
 }
 

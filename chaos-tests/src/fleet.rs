@@ -35,7 +35,7 @@ struct Member {
 
 /// See the module. Everything in it ends when it is dropped.
 #[derive(Debug)]
-pub struct Fleet<'a, S = Server> {
+pub struct Fleet<'a, S: Servers = Server> {
     producers: Option<Producers>,
     watch: Watch,
     members: Vec<Member>,
@@ -196,15 +196,19 @@ impl<'a, S: Servers> Fleet<'a, S> {
         self.members[index].daemon.kill9();
     }
 
-    /// SIGSTOP, for as long as `meanwhile` takes, and SIGCONT.
-    pub fn stop_daemon<T>(&mut self, index: usize, meanwhile: impl FnOnce(&mut Self) -> T) -> T {
+    /// SIGSTOP, until [`Fleet::thaw_daemon`].
+    pub fn freeze_daemon(&mut self, index: usize) {
         self.absent(index, Duration::MAX);
-        let absence = self.absences.len() - 1;
         self.members[index].daemon.signal(Signal::SIGSTOP);
-        let result = meanwhile(self);
-        self.absences[absence].until = uptime();
+    }
+
+    /// SIGCONT.
+    pub fn thaw_daemon(&mut self, index: usize) {
+        let pid = self.members[index].daemon.pid();
+        let mut absences = self.absences.iter_mut();
+        let last = absences.rfind(|absence| absence.daemon == pid);
+        last.expect("it was frozen").until = uptime();
         self.members[index].daemon.signal(Signal::SIGCONT);
-        result
     }
 
     /// SIGTERM, and waits for its end. What ended is safe; what did not is released. Returns its exit code.

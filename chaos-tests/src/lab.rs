@@ -46,14 +46,15 @@ impl Servers for Server {
     }
 
     fn logged(&self) -> String {
-        let log = fs::read(self.log_file()).expect("the server's log can be read");
+        // One that never started has none.
+        let log = fs::read(self.log_file()).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()
     }
 }
 
 /// See the module. Everything in it ends when it is dropped.
 #[derive(Debug)]
-pub struct Lab<S = Server> {
+pub struct Lab<S: Servers = Server> {
     /// What has the database `app`. Of a cluster, the present primary.
     pub server: S,
     url: String,
@@ -82,7 +83,6 @@ impl Lab {
             ..Options::for_tests()
         }
     }
-
 }
 
 impl<S: Servers> Lab<S> {
@@ -342,7 +342,10 @@ impl<S: Servers> Lab<S> {
     pub fn witnesses(&self) -> Vec<Line> {
         match fs::read_to_string(self.path("witnesses")) {
             // A line that is being written is none yet.
-            Ok(text) => read(text.rsplit_once('\n').map_or("", |(lines, _)| lines)),
+            Ok(text) => {
+                let complete = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
+                read(complete).expect("only witnesses write there")
+            }
             Err(_) => Vec::new(),
         }
     }
@@ -399,7 +402,8 @@ impl<S: Servers> Lab<S> {
     /// The lines of the server's log with this text.
     #[must_use]
     pub fn server_said(&self, text: &str) -> Vec<String> {
-        self.server.logged()
+        self.server
+            .logged()
             .lines()
             .filter(|line| line.contains(text))
             .map(str::to_owned)
@@ -425,15 +429,30 @@ impl<S: Servers> Lab<S> {
     }
 }
 
+impl<S: Servers> Drop for Lab<S> {
+    /// After a failure, leaves all that tells of it in the folder that `TENURE_CHAOS_KEEP` names.
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        if let Some(folder) = env::var_os("TENURE_CHAOS_KEEP") {
+            let folder = PathBuf::from(folder);
+            // What cannot be kept is no second failure.
+            let _ = Command::new("cp")
+                .arg("-r")
+                .arg(self.dir.path())
+                .arg(folder.join("lab"))
+                .status();
+            let _ = fs::write(folder.join("servers.log"), self.server.logged());
+        }
+    }
+}
+
 /// Puts many jobs of one type in over this connection, which may break.
 ///
 /// # Errors
 /// Of the database; then nobody knows whether they are in.
-pub fn enqueue_many(
-    sql: &mut Sql,
-    job_type: &str,
-    count: usize,
-) -> Result<Vec<String>, SqlError> {
+pub fn enqueue_many(sql: &mut Sql, job_type: &str, count: usize) -> Result<Vec<String>, SqlError> {
     let rows = sql.run(&format!(
         "SELECT tenure.enqueue_many((SELECT jsonb_agg(jsonb_build_object('job_type', '{job_type}', 'max_attempts', 1000)) \
          FROM generate_series(1, {count})))"

@@ -115,9 +115,8 @@ impl Patroni {
     pub fn until_whole(&self) {
         self.until_members("are one leader and two that stream", |members| {
             let is = |key: &str, wanted: &[&str]| {
-                let is = |member: &&Value| {
-                    wanted.contains(&member[key].as_str().unwrap_or_default())
-                };
+                let is =
+                    |member: &&Value| wanted.contains(&member[key].as_str().unwrap_or_default());
                 members.iter().filter(is).count()
             };
             is("role", &["leader"]) == 1 && is("state", &["running", "streaming"]) == 3
@@ -127,7 +126,9 @@ impl Patroni {
     /// Waits until Patroni has chosen a synchronous standby. Without one, nobody succeeds a leader that is lost.
     pub fn until_synchronous(&self) {
         self.until_members("are synchronous", |members| {
-            members.iter().any(|member| member["role"] == "sync_standby")
+            members
+                .iter()
+                .any(|member| member["role"] == "sync_standby")
         });
     }
 
@@ -156,7 +157,9 @@ impl Patroni {
                 reign.timeline > before.timeline
                     || reign.port == before.port && reign.since > before.since
             });
-            after.as_ref().map_or(Err(format!("no primary after {before:?}")), |_| Ok(()))
+            after
+                .as_ref()
+                .map_or(Err(format!("no primary after {before:?}")), |_| Ok(()))
         };
         wait_for(check, || self.logged());
         self.reign = after.expect("that was waited for");
@@ -174,8 +177,9 @@ impl Patroni {
     /// When Patroni refuses.
     pub fn switch_over(&mut self) {
         let (leader, rest) = (self.leader().name(), self.leader().rest);
-        let (status, said) = http::post(rest, "/switchover", &json!({"leader": leader}), SWITCHOVER)
-            .expect("Patroni answers");
+        let (status, said) =
+            http::post(rest, "/switchover", &json!({"leader": leader}), SWITCHOVER)
+                .expect("Patroni answers");
         assert_eq!(status, 200, "{said}");
     }
 
@@ -239,7 +243,7 @@ impl Servers for Patroni {
 
     fn logged(&self) -> String {
         let logs = self.nodes.iter().map(|node| {
-            let log = fs::read(node.folder.path().join("log")).expect("the log can be read");
+            let log = fs::read(node.folder.path().join("log")).unwrap_or_default();
             String::from_utf8_lossy(&log).into_owned()
         });
         logs.collect()
@@ -324,8 +328,8 @@ impl Node {
     }
 
     fn name(&self) -> String {
-        let config = fs::read_to_string(self.folder.path().join("patroni.yml"))
-            .expect("a file can be read");
+        let config =
+            fs::read_to_string(self.folder.path().join("patroni.yml")).expect("a file can be read");
         let config: Value = serde_json::from_str(&config).expect("it was written as JSON");
         config["name"].as_str().unwrap_or_default().to_owned()
     }

@@ -163,7 +163,10 @@ mod tests {
         notes.write("j", "ticks-1", 5432);
         let read = notes.read();
         assert_eq!((read.len(), read[0].id.as_str()), (1, "j"));
-        assert_eq!((read[0].job_type.as_str(), read[0].server), ("ticks-1", 5432));
+        assert_eq!(
+            (read[0].job_type.as_str(), read[0].server),
+            ("ticks-1", 5432)
+        );
         assert!(uptime() - read[0].at < Duration::from_secs(60));
         assert_eq!(parse("j ticks-1 1"), None);
     }

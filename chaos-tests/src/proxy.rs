@@ -40,7 +40,7 @@ impl State {
         let number = self.answers.fetch_add(1, SeqCst) + 1;
         match self.withhold.load(SeqCst) {
             0 => false,
-            one_of => number % one_of == 0,
+            one_of => number.is_multiple_of(one_of),
         }
     }
 

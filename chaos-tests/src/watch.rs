@@ -36,7 +36,8 @@ impl Watch {
             thread::spawn(move || {
                 let mut last = None;
                 while !over.load(SeqCst) {
-                    let primary = http::get(port, "/readyz", SILENCE).and_then(|answer| primary(&answer));
+                    let primary =
+                        http::get(port, "/readyz", SILENCE).and_then(|answer| primary(&answer));
                     if primary != last {
                         last = primary;
                         let at = uptime();

@@ -50,7 +50,7 @@ fn without_heartbeats_a_daemon_ends_its_handlers_and_registers_anew() {
     assert_eq!(daemon.stop(), 0, "{}", daemon.log());
 }
 
-/// What was asked is done, and the answer never comes: claims, ends, beats and registrations, one in seven.
+/// What was asked is done, and the answer never comes: claims, ends, beats and registrations, one in twenty-five.
 #[test]
 fn answers_are_lost_with_their_connections() {
     let lab = Lab::start();
@@ -58,7 +58,7 @@ fn answers_are_lost_with_their_connections() {
     let url = format!("database.url={}", proxy.url("app", "postgres"));
     let daemons = ["a", "b"].map(|name| lab.daemon(name, &[&url, "worker.lease_ttl=60s"]));
     lab.until_live(2);
-    proxy.withhold(7);
+    proxy.withhold(25);
     let mut jobs = Vec::new();
     for _ in 0..10 {
         jobs.extend(lab.enqueue_many("ticks-0", 20));

@@ -16,7 +16,9 @@ fn the_disk_of_the_primary_is_full() {
         data_dir: Some(disk.path("data")),
         ..Lab::options()
     };
-    options.settings.push(("max_wal_size".to_owned(), "32MB".to_owned()));
+    options
+        .settings
+        .push(("max_wal_size".to_owned(), "32MB".to_owned()));
     let server = Server::start(options).unwrap();
     let url = server.url("app", "postgres");
     let mut lab = Lab::on(server, url);
@@ -104,8 +106,6 @@ fn the_administrator_has_set_timeouts() {
     let url = format!("database.url={}", lab.server.url("app", "plain"));
     let mut daemon = lab.daemon("a", &[&url, "worker.heartbeat=3s", "worker.lease_ttl=20s"]);
     lab.until_live(1);
-    let beat = "SELECT last_heartbeat > created_at + interval '7 s' FROM tenure.workers";
-    let _ = beat;
     let mut jobs = lab.enqueue_many("ticks-40", 4);
     lab.until(UNFINISHED, "0");
     jobs.extend(lab.enqueue_many("ticks-1", 4));
@@ -114,7 +114,10 @@ fn the_administrator_has_set_timeouts() {
     lab.assert_sound(&jobs);
     assert_eq!(daemon.stop(), 0, "{}", daemon.log());
     let cut = lab.server_said("timeout");
-    let ours: Vec<&String> = cut.iter().filter(|line| line.contains("] tenure ")).collect();
+    let ours: Vec<&String> = cut
+        .iter()
+        .filter(|line| line.contains("] tenure "))
+        .collect();
     assert!(ours.is_empty(), "{ours:?}");
 }
 
@@ -148,7 +151,9 @@ fn a_lock_is_held_on_each_table() {
             if lab.value(waiting) == "t" || lab.count(What::End) > ended + 6 {
                 return Ok(());
             }
-            Err(format!("with {table} locked nobody waits, and nothing ends"))
+            Err(format!(
+                "with {table} locked nobody waits, and nothing ends"
+            ))
         });
         if table == "beat" {
             lab.until_handlers_are_dead();

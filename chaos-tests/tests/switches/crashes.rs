@@ -53,15 +53,15 @@ fn two_switches_in_a_row() {
     cluster.load();
     cluster.strike(|primary| primary.kill9().unwrap());
     let stopped = cluster.any_daemon();
-    cluster.stop_daemon(stopped, |cluster| {
-        cluster.promote();
-        cluster
-            .lab
-            .until("SELECT gate FROM tenure.cluster", "window");
-        cluster.random.dawdle(600);
-        cluster.strike(|primary| primary.kill9().unwrap());
-        cluster.promote();
-    });
+    cluster.freeze_daemon(stopped);
+    cluster.promote();
+    cluster
+        .lab
+        .until("SELECT gate FROM tenure.cluster", "window");
+    cluster.random.dawdle(600);
+    cluster.strike(|primary| primary.kill9().unwrap());
+    cluster.promote();
+    cluster.thaw_daemon(stopped);
     cluster.finish();
 }
 
@@ -79,15 +79,15 @@ fn daemons_are_killed_and_stopped_in_the_middle() {
         cluster.kill_daemon(killed);
     }
     cluster.strike(|primary| primary.kill9().unwrap());
-    cluster.stop_daemon(stopped, |cluster| {
-        cluster.random.dawdle(1000);
-        cluster.promote();
-        if !early {
-            cluster.random.dawdle(300);
-            cluster.kill_daemon(killed);
-        }
-        cluster.random.dawdle(2000);
-    });
+    cluster.freeze_daemon(stopped);
+    cluster.random.dawdle(1000);
+    cluster.promote();
+    if !early {
+        cluster.random.dawdle(300);
+        cluster.kill_daemon(killed);
+    }
+    cluster.random.dawdle(2000);
+    cluster.thaw_daemon(stopped);
     cluster.start_daemon(killed);
     cluster.finish();
 }

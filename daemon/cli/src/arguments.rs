@@ -75,6 +75,14 @@ pub(crate) enum Command {
     Stats,
     /// Measures how fast this database takes and gives jobs, in a schema of its own
     Bench(BenchArguments),
+    /// Kills and freezes servers and daemons under load, its own servers or those of a test cluster, and says what was lost or ran twice
+    Selftest(SelftestArguments),
+    /// The handler of a self-test; a daemon starts it
+    #[command(hide = true)]
+    Witness {
+        /// Where it writes what it lives through.
+        journal: PathBuf,
+    },
     /// Ends the handlers of a daemon that died; a daemon starts it
     #[command(hide = true)]
     Guard {
@@ -103,6 +111,43 @@ pub(crate) struct BenchArguments {
     /// Single jobs, for the pick-up latency
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(i64).range(10..))]
     pub(crate) singles: i64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SelftestArguments {
+    /// For how long faults are injected
+    #[arg(long = "for", default_value = "2m", value_name = "DURATION", value_parser = parse_span)]
+    pub(crate) duration: Duration,
+    /// Strikes the cluster of database.url, not servers that it starts itself. Nothing that matters may run there
+    #[arg(long)]
+    pub(crate) this_cluster: bool,
+    /// A command that kills the primary, so that another server takes its place; it gets $TENURE_PRIMARY (HOST:PORT) and $TENURE_HOSTS
+    #[arg(long, value_name = "CMD", requires = "this_cluster")]
+    pub(crate) kill_primary: Option<String>,
+    /// The same, but the primary is frozen or cut off
+    #[arg(long, value_name = "CMD", requires = "this_cluster")]
+    pub(crate) freeze_primary: Option<String>,
+    /// A planned switchover
+    #[arg(long, value_name = "CMD", requires = "this_cluster")]
+    pub(crate) switch_over: Option<String>,
+    /// Any other fault; can be repeated
+    #[arg(long = "fault", value_name = "NAME=CMD", requires = "this_cluster", value_parser = label)]
+    pub(crate) faults: Vec<(String, String)>,
+    /// A command that makes the cluster whole again after each of these faults
+    #[arg(long, value_name = "CMD", requires = "this_cluster")]
+    pub(crate) restore: Option<String>,
+    /// Strikes servers only, so that the daemons live all the time and what they use can be compared
+    #[arg(long)]
+    pub(crate) spare_daemons: bool,
+    /// How many daemons it starts
+    #[arg(long, default_value_t = 3, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=20))]
+    pub(crate) daemons: usize,
+    /// Decides the order of the faults and where they strike
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Keeps notes and logs in this folder [default: only when something is wrong]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) keep: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

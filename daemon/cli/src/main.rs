@@ -22,6 +22,9 @@ fn main() -> ExitCode {
     if let Command::Guard { lock } = command {
         return tenure_runtime::guard::main(lock.as_deref());
     }
+    if let Command::Witness { journal } = command {
+        return commands::selftest::witness::main(&journal);
+    }
     let output = Output::new(common.output);
     match commands::run(&Context { common, output }, command) {
         Ok(()) => ExitCode::SUCCESS,

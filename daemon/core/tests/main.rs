@@ -10,7 +10,9 @@ use std::process::Command;
 const ARROWS: &[(&str, &[&str])] = &[
     (
         "tenure",
-        &["api", "core", "embedded", "protocol", "runtime", "store"],
+        &[
+            "api", "core", "embedded", "protocol", "runtime", "store", "verdict",
+        ],
     ),
     ("tenure-api", &["core", "runtime", "store"]),
     ("tenure-runtime", &["core", "protocol", "store"]),

@@ -139,7 +139,7 @@ mod tests {
                 _ => panic!("{event}"),
             })
             .collect();
-        read(&lines.join("\n"))
+        read(&lines.join("\n")).unwrap()
     }
 
     fn faults(events: &str, status: &str, token: Option<&str>) -> Vec<Fault> {

@@ -78,7 +78,9 @@ impl Times {
             first_claim: first(&|enqueue| {
                 enqueue.at < switch.fault && !started_before.contains(enqueue.id.as_str())
             }),
-            new_job: first(&|enqueue| enqueue.at >= switch.writable && enqueue.server == switch.server),
+            new_job: first(&|enqueue| {
+                enqueue.at >= switch.writable && enqueue.server == switch.server
+            }),
         }
     }
 }
@@ -129,7 +131,7 @@ mod tests {
         // One had started, one is run again, one waited, one is new.
         let lines = read(
             "start ran 1 a 1 9.0 7\nstart ran 1 b 2 12.1 7\nstart waited 1 c 3 12.5 7\nstart new 1 d 4 12.75 7",
-        );
+        ).unwrap();
         let enqueues = [
             enqueue("ran", 5_000, 1),
             enqueue("waited", 6_000, 1),

@@ -12,6 +12,7 @@ mod job;
 mod migrate;
 mod payload;
 mod run;
+pub(crate) mod selftest;
 mod stats;
 mod waiting;
 mod worker;
@@ -67,7 +68,9 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Cluster(command) => block_on(cluster::cluster(context, command)),
         Command::Stats => block_on(stats::stats(context)),
         Command::Bench(arguments) => bench::bench(context, &arguments),
-        Command::Guard { .. } => Ok(()),
+        Command::Selftest(arguments) => selftest::selftest(context, &arguments),
+        // They are no commands of a person.
+        Command::Guard { .. } | Command::Witness { .. } => Ok(()),
     }
 }
 

@@ -66,7 +66,7 @@ impl Story {
             )
         });
         judge(&History {
-            lines: &read(&lines.join("\n")),
+            lines: &read(&lines.join("\n")).unwrap(),
             enqueues: &[Enqueue {
                 id: "j".to_owned(),
                 job_type: self.job_type.to_owned(),

@@ -1,0 +1,103 @@
+//! Producers: one for each host enqueues there whenever it takes writes, and notes what was acknowledged.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tenure_store::session::{Session, Target};
+use tenure_verdict::switches::Enqueue;
+use tenure_verdict::uptime;
+use tokio::task::JoinSet;
+
+use super::notes::Notes;
+
+/// Between two enqueues of one producer: at least, and at most that much more.
+const PAUSE: (u64, u64) = (20, 60);
+
+/// What is enqueued, each as likely as the next: the number of ticks of a tenth of a second.
+const MIX: [u32; 10] = [0, 0, 0, 2, 2, 2, 2, 5, 5, 20];
+
+/// Running producers.
+pub(super) struct Load {
+    over: Arc<AtomicBool>,
+    producers: JoinSet<()>,
+}
+
+impl Load {
+    /// Starts them on this runtime.
+    pub(super) fn start(
+        runtime: &tokio::runtime::Handle,
+        target: &Target,
+        notes: &Arc<Notes>,
+        random: &mut fastrand::Rng,
+    ) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let mut producers = JoinSet::new();
+        for host in 0..target.address.hosts() {
+            let producer = Producer {
+                target: Target {
+                    address: target.address.at(host),
+                    ..target.clone()
+                },
+                server: u16::try_from(host).unwrap_or(u16::MAX),
+                notes: Arc::clone(notes),
+                random: random.fork(),
+                over: Arc::clone(&over),
+            };
+            producers.spawn_on(producer.run(), runtime);
+        }
+        Self { over, producers }
+    }
+
+    /// Ends them; nothing is enqueued when this is over.
+    pub(super) async fn stop(mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        while self.producers.join_next().await.is_some() {}
+    }
+}
+
+struct Producer {
+    target: Target,
+    server: u16,
+    notes: Arc<Notes>,
+    random: fastrand::Rng,
+    over: Arc<AtomicBool>,
+}
+
+impl Producer {
+    async fn run(mut self) {
+        let mut open: Option<Session> = None;
+        while !self.over.load(Ordering::Relaxed) {
+            let session = match open.take() {
+                Some(session) => Some(session),
+                // A standby, or one that is away: another producer finds the primary.
+                None => Session::open(&self.target).await.ok().map(|(it, _)| it),
+            };
+            if let Some(session) = session
+                && self.enqueue(&session).await
+            {
+                open = Some(session);
+            }
+            let pause = PAUSE.0 + self.random.u64(..PAUSE.1);
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+    }
+
+    async fn enqueue(&mut self, session: &Session) -> bool {
+        let ticks = self.random.choice(MIX).unwrap_or_default();
+        let job_type = format!("selftest-{ticks}");
+        let sql = format!("SELECT %enqueue('{job_type}', max_attempts => 1000)::text AS id");
+        let Ok(rows) = session.rows("enqueue", &sql, &[]).await else {
+            return false;
+        };
+        if let Some(id) = rows.first().and_then(|row| row.try_get("id").ok()) {
+            self.notes.enqueued(Enqueue {
+                id,
+                job_type,
+                at: uptime(),
+                server: self.server,
+            });
+        }
+        true
+    }
+}

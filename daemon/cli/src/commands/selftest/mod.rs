@@ -1,0 +1,536 @@
+//! `tenure selftest`: kills, freezes and stops servers and daemons under load, and says what was lost and what ran twice.
+//!
+//! The servers are its own or the user's. Daemons are processes of this binary, their handlers witnesses that write what they live through;
+//! producers note what was acknowledged. The verdict is that of the chaos tests (`tenure_verdict`): it reads these notes and the final
+//! state of the database, never what a daemon says of itself.
+
+mod crew;
+mod load;
+mod notes;
+mod own;
+mod report;
+mod theirs;
+mod watch;
+pub(crate) mod witness;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tempfile::TempDir;
+use tenure_runtime::daemon::targets;
+use tenure_runtime::settings::{Database, Pooler, Secret};
+use tenure_store::error::StoreError;
+use tenure_store::migrate::Migrator;
+use tenure_store::session::{Session, Target};
+use tenure_verdict::switches::{History, judge};
+use tenure_verdict::{Shown, uptime};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use super::Context;
+use crate::arguments::SelftestArguments;
+use crate::config;
+use crate::output::{Exit, Failure};
+use crew::{Crew, Use};
+use load::Load;
+use notes::Notes;
+use own::Own;
+use report::{Injected, Result as Results};
+use theirs::Injection;
+
+/// Everything happens in a schema of its own.
+const SCHEMA: &str = "tenure_selftest";
+
+/// For so long all goes well between two faults: at least, and at most that much more.
+const CALM: (u64, u64) = (2_000, 3_000);
+
+/// How long work may take to go on after a fault, and to come to its end.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The longest that a job has to wait for a worker that is dead: its lease, and then a sweep.
+const LATE: Duration = Duration::from_secs(12);
+
+/// From one look to the next.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Where it happens.
+enum Servers {
+    Own(Box<Own>),
+    Theirs(Vec<Injection>),
+}
+
+/// What befalls.
+#[derive(Debug, Clone)]
+enum Blow {
+    Own(own::Blow),
+    Theirs(Injection),
+    Daemon(crew::Blow),
+}
+
+impl Blow {
+    fn name(&self) -> &str {
+        match self {
+            Self::Own(blow) => blow.name(),
+            Self::Theirs(injection) => &injection.name,
+            Self::Daemon(blow) => blow.name(),
+        }
+    }
+}
+
+/// Runs the self-test.
+pub(super) fn selftest(context: &Context, arguments: &SelftestArguments) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("the system gives no threads: {error}")))?;
+    let (servers, database) = servers(context, arguments)?;
+    let (_, mut target) = targets(&database).map_err(|error| Failure::usage(error.to_string()))?;
+    runtime.block_on(refuse_what_matters(&target))?;
+    target.schema = SCHEMA.to_owned();
+    runtime.block_on(make_schema(&target))?;
+    let folder = Folder::new(arguments.keep.as_deref())?;
+    let mut test = Test {
+        context,
+        arguments,
+        crew: Crew::start(folder.path(), environment(&database), arguments.daemons)?,
+        notes: Arc::default(),
+        random: fastrand::Rng::with_seed(arguments.seed),
+        servers,
+        target,
+        folder,
+        runtime,
+        injected: Vec::new(),
+        used: None,
+    };
+    let played = test.play();
+    let result = played.and_then(|()| test.judge());
+    match result {
+        Ok(results) if results.violations.is_empty() => {
+            test.runtime.block_on(drop_schema(&test.target))?;
+            context.output.print(&results)?;
+            if let Some((early, last)) = results.used {
+                context.note(&format!(
+                    "The largest daemon: {} KiB of memory early and {} at the end, {} open files and {}.",
+                    early.memory_kib, last.memory_kib, early.open_files, last.open_files
+                ));
+            }
+            Ok(())
+        }
+        Ok(results) => {
+            let told: Vec<&str> = results
+                .violations
+                .iter()
+                .take(20)
+                .map(String::as_str)
+                .collect();
+            let failure = Failure::new(Exit::Failed, "violations", told.join("; "));
+            let failure = failure.hint(test.folder.keep());
+            context.output.print_with(&results, Err(failure))
+        }
+        Err(failure) => {
+            let kept = test.folder.keep();
+            context.note(&kept);
+            Err(failure)
+        }
+    }
+}
+
+/// Starts servers, or reads where the user's are.
+fn servers(
+    context: &Context,
+    arguments: &SelftestArguments,
+) -> Result<(Servers, Database), Failure> {
+    if arguments.this_cluster {
+        let common = &context.common;
+        let database = config::database(common.config.as_deref(), &common.set)?;
+        return Ok((Servers::Theirs(theirs::injections(arguments)), database));
+    }
+    context.note("Starting three PostgreSQL servers.");
+    let own = Own::start()?;
+    context.note(&format!(
+        "PostgreSQL {} runs, with two standbys.",
+        own.version()
+    ));
+    let database = Database {
+        url: Secret::new(own.url()),
+        direct_url: None,
+        password: None,
+        schema: SCHEMA.to_owned(),
+        pool_size: 2,
+        pooler: Pooler::None,
+        connect_timeout: Duration::from_secs(5),
+        statement_timeout: Duration::from_secs(10),
+    };
+    Ok((Servers::Own(Box::new(own)), database))
+}
+
+/// How the daemons find the database.
+fn environment(database: &Database) -> Vec<(&'static str, String)> {
+    let mut environment = vec![("TENURE_DATABASE__URL", database.url.expose().to_owned())];
+    if let Some(direct) = &database.direct_url {
+        environment.push(("TENURE_DATABASE__DIRECT_URL", direct.expose().to_owned()));
+    }
+    if let Some(password) = &database.password {
+        environment.push(("TENURE_DATABASE__PASSWORD", password.expose().to_owned()));
+    }
+    if database.pooler == Pooler::Transaction {
+        environment.push(("TENURE_DATABASE__POOLER", "transaction".to_owned()));
+    }
+    environment
+}
+
+/// Faults hit everything on these servers, so no installation of tenure in this database may hold jobs.
+async fn refuse_what_matters(target: &Target) -> Result<(), Failure> {
+    let (session, _) = Session::open(target).await?;
+    let sql = format!(
+        "SELECT n.nspname::text AS schema FROM pg_catalog.pg_namespace n WHERE n.nspname <> '{SCHEMA}' AND 4 = (\
+           SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname IN ('job', 'lease', 'outcome', 'migration'))"
+    );
+    for row in session.rows("selftest", &sql, &[]).await? {
+        let schema: String = row.try_get("schema").map_err(StoreError::from)?;
+        let quoted = schema.replace('"', "\"\"");
+        let holds = format!("SELECT FROM \"{quoted}\".job LIMIT 1");
+        if !session.rows("selftest", &holds, &[]).await?.is_empty() {
+            return Err(Failure::new(
+                Exit::Refused,
+                "holds_jobs",
+                format!("this database holds jobs of others, in the schema {schema}"),
+            )
+            .hint("a self-test kills servers: give it a cluster on which nothing else runs"));
+        }
+    }
+    Ok(())
+}
+
+async fn make_schema(target: &Target) -> Result<(), Failure> {
+    let (session, _) = Session::open(target).await?;
+    // What a self-test left that was killed.
+    session
+        .batch(
+            "selftest",
+            &format!("DROP SCHEMA IF EXISTS {SCHEMA} CASCADE"),
+        )
+        .await?;
+    Migrator::new(&session, SCHEMA).up().await?;
+    Ok(())
+}
+
+async fn drop_schema(target: &Target) -> Result<(), Failure> {
+    let (session, _) = Session::open(target).await?;
+    session
+        .batch("selftest", &format!("DROP SCHEMA {SCHEMA} CASCADE"))
+        .await?;
+    Ok(())
+}
+
+/// Notes and logs; they go unless somebody wants them.
+enum Folder {
+    Temporary(Option<TempDir>, PathBuf),
+    Named(PathBuf),
+}
+
+impl Folder {
+    fn new(named: Option<&Path>) -> Result<Self, Failure> {
+        let failed = |path: &Path, error| Failure::failed(format!("{}: {error}", path.display()));
+        match named {
+            Some(path) => {
+                fs::create_dir_all(path).map_err(|error| failed(path, error))?;
+                let full = path.join("witnesses").exists();
+                if full {
+                    return Err(Failure::usage(format!(
+                        "{} holds the notes of another self-test",
+                        path.display()
+                    )));
+                }
+                let path = path.canonicalize().map_err(|error| failed(path, error))?;
+                Ok(Self::Named(path))
+            }
+            None => {
+                let made = tempfile::Builder::new()
+                    .prefix("tenure-selftest-")
+                    .tempdir();
+                let made = made.map_err(|error| failed(&std::env::temp_dir(), error))?;
+                let path = made.path().to_owned();
+                Ok(Self::Temporary(Some(made), path))
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Temporary(_, path) | Self::Named(path) => path,
+        }
+    }
+
+    /// Leaves it, and says where it is.
+    fn keep(&mut self) -> String {
+        if let Self::Temporary(made, _) = self
+            && let Some(made) = made.take()
+        {
+            let _ = made.keep();
+        }
+        format!("notes and logs are in {}", self.path().display())
+    }
+}
+
+/// A self-test that goes on.
+struct Test<'a> {
+    context: &'a Context,
+    arguments: &'a SelftestArguments,
+    // Dropped in this order: daemons before their servers.
+    crew: Crew,
+    notes: Arc<Notes>,
+    random: fastrand::Rng,
+    servers: Servers,
+    target: Target,
+    folder: Folder,
+    runtime: Runtime,
+    injected: Vec<Injected>,
+    /// What the daemons used after a tenth of the time, and last.
+    used: Option<(Use, Use)>,
+}
+
+impl Test<'_> {
+    /// Injects faults until the time is over, and lets all work come to its end.
+    fn play(&mut self) -> Result<(), Failure> {
+        let count = self.arguments.daemons;
+        self.until(
+            "all daemons live",
+            &format!("SELECT count(*) >= {count} AS good FROM %workers WHERE status = 'live'"),
+        )?;
+        let (primary, mut seen) = tokio::sync::watch::channel(None);
+        let mut watching = JoinSet::new();
+        watching.spawn_on(
+            watch::watch(self.target.clone(), Arc::clone(&self.notes), primary),
+            self.runtime.handle(),
+        );
+        let handle = self.runtime.handle().clone();
+        let load = Load::start(&handle, &self.target, &self.notes, &mut self.random);
+        let played = self.inject(&mut seen);
+        self.runtime.block_on(load.stop());
+        played?;
+        self.until(
+            "all jobs have come to an end",
+            "SELECT NOT EXISTS (SELECT FROM %job j WHERE NOT EXISTS (SELECT FROM %outcome o WHERE o.id = j.id)) AS good",
+        )?;
+        self.crew.stop()
+    }
+
+    fn inject(
+        &mut self,
+        seen: &mut tokio::sync::watch::Receiver<Option<usize>>,
+    ) -> Result<(), Failure> {
+        let begun = uptime();
+        let progress = self.progress();
+        let mut blows: Vec<Blow> = Vec::new();
+        loop {
+            let calm = CALM.0 + self.random.u64(..CALM.1);
+            self.rest(Duration::from_millis(calm), begun, &progress);
+            let passed = uptime().saturating_sub(begun);
+            if self.arguments.spare_daemons
+                && passed >= self.arguments.duration / 10
+                && let Some(now) = self.crew.largest()
+            {
+                self.used = Some((self.used.map_or(now, |(early, _)| early), now));
+            }
+            if passed >= self.arguments.duration {
+                progress.finish_and_clear();
+                return Ok(());
+            }
+            // Each once before any comes again.
+            if blows.is_empty() {
+                blows = self.blows();
+                self.random.shuffle(&mut blows);
+            }
+            let Some(blow) = blows.pop() else { continue };
+            progress.set_message(blow.name().to_owned());
+            if !self.context.output.is_for_people() || progress.is_hidden() {
+                self.context
+                    .note(&format!("{:.0} s: {}", passed.as_secs_f64(), blow.name()));
+            }
+            self.strike(&blow, seen)?;
+            self.crew.check()?;
+        }
+    }
+
+    fn progress(&self) -> ProgressBar {
+        let seconds = self.arguments.duration.as_secs();
+        if !self.context.output.is_for_people() {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(seconds);
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} s  {msg}");
+        bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    }
+
+    fn rest(&self, span: Duration, begun: Duration, progress: &ProgressBar) {
+        let until = uptime() + span;
+        while uptime() < until {
+            thread::sleep(LOOK);
+            progress.set_position(uptime().saturating_sub(begun).as_secs());
+        }
+    }
+
+    fn blows(&self) -> Vec<Blow> {
+        let daemons = crew::Blow::ALL
+            .map(Blow::Daemon)
+            .into_iter()
+            .filter(|_| !self.arguments.spare_daemons);
+        match &self.servers {
+            Servers::Own(_) => own::Blow::ALL
+                .map(Blow::Own)
+                .into_iter()
+                .chain(daemons)
+                .collect(),
+            Servers::Theirs(injections) => injections
+                .iter()
+                .cloned()
+                .map(Blow::Theirs)
+                .chain(daemons)
+                .collect(),
+        }
+    }
+
+    /// Strikes, and waits until work goes on and the cluster is whole again.
+    fn strike(
+        &mut self,
+        blow: &Blow,
+        seen: &mut tokio::sync::watch::Receiver<Option<usize>>,
+    ) -> Result<(), Failure> {
+        let switches = self.notes.switches();
+        let primary = *seen.borrow_and_update();
+        let name = blow.name().to_owned();
+        let pause = Duration::from_millis(self.random.u64(..1_500));
+        match (blow, &mut self.servers) {
+            (Blow::Own(blow), Servers::Own(own)) => {
+                own.prepare(*blow)?;
+                thread::sleep(pause);
+                self.notes.struck();
+                self.injected.push(Injected { name, at: uptime() });
+                own.strike(*blow)?;
+                thread::sleep(pause);
+                own.succeed(*blow)?;
+                self.wait("another server takes writes", |test| {
+                    test.notes.switches() > switches
+                })?;
+                if let Servers::Own(own) = &mut self.servers {
+                    own.restore()?;
+                }
+            }
+            (Blow::Theirs(injection), _) => {
+                let hosts: Vec<String> = (0..self.target.address.hosts())
+                    .map(|host| self.target.address.at(host).servers())
+                    .collect();
+                let present = primary
+                    .and_then(|host| hosts.get(host).cloned())
+                    .unwrap_or_default();
+                self.notes.struck();
+                self.injected.push(Injected {
+                    name: name.clone(),
+                    at: uptime(),
+                });
+                theirs::run(&name, &injection.command, &present, &hosts.join(","))?;
+                self.until_it_flows()?;
+                if let Some(restore) = &self.arguments.restore {
+                    theirs::run("restore", restore, &present, &hosts.join(","))?;
+                }
+            }
+            (Blow::Daemon(blow), _) => {
+                let number = self.random.usize(..self.arguments.daemons);
+                self.injected.push(Injected { name, at: uptime() });
+                self.crew.strike(number, *blow, pause * 2)?;
+            }
+            (Blow::Own(_), Servers::Theirs(_)) => {}
+        }
+        self.until_it_flows()
+    }
+
+    /// Waits until a server takes enqueues.
+    fn until_it_flows(&self) -> Result<(), Failure> {
+        let before = self.notes.enqueues();
+        self.wait("a server takes enqueues", |test| {
+            test.notes.enqueues() > before + 2
+        })
+    }
+
+    fn wait(&self, what: &str, good: impl Fn(&Self) -> bool) -> Result<(), Failure> {
+        let begun = uptime();
+        while !good(self) {
+            if uptime().saturating_sub(begun) > PATIENCE {
+                return Err(Failure::failed(format!("not within {PATIENCE:?}: {what}")));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// Waits until a query says that it is good.
+    fn until(&self, what: &str, sql: &str) -> Result<(), Failure> {
+        self.wait(what, |test| {
+            let asked = async {
+                let (session, _) = Session::open(&test.target).await.ok()?;
+                let rows = session.rows("selftest", sql, &[]).await.ok()?;
+                rows.first()?.try_get::<_, bool>("good").ok()
+            };
+            test.runtime.block_on(asked) == Some(true)
+        })
+    }
+
+    fn judge(&self) -> Result<Results, Failure> {
+        let path = self.folder.path().join("witnesses");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+        let complete = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
+        let lines = tenure_verdict::read(complete).map_err(Failure::failed)?;
+        let state = self.notes.all();
+        let shown = self.runtime.block_on(shown(&self.target))?;
+        let judgement = judge(&History {
+            lines: &lines,
+            enqueues: &state.enqueues,
+            shown: &shown,
+            switches: &state.switches,
+            absences: &self.crew.absences,
+            rerun: &[],
+            uncovered: false,
+            // An outage of any length may outlast trust, and then handlers are ended before their end.
+            interruptions: true,
+        });
+        let mut results = Results::new(
+            self.arguments.seed,
+            &self.injected,
+            &state,
+            &lines,
+            &judgement,
+            LATE,
+        );
+        results.used = self.used;
+        Ok(results)
+    }
+}
+
+/// What the database shows of all jobs.
+async fn shown(target: &Target) -> Result<BTreeMap<String, Shown>, Failure> {
+    let (session, _) = Session::open(target).await?;
+    let sql = "SELECT id::text AS id, status, result ->> 'token' AS token FROM %jobs";
+    let mut shown = BTreeMap::new();
+    for row in session.rows("selftest", sql, &[]).await? {
+        let read = || -> Result<(String, Shown), StoreError> {
+            Ok((
+                row.try_get("id")?,
+                Shown {
+                    status: row.try_get("status")?,
+                    token: row.try_get("token")?,
+                },
+            ))
+        };
+        let (id, is) = read()?;
+        shown.insert(id, is);
+    }
+    Ok(shown)
+}
