@@ -17,10 +17,20 @@ const PAUSE: (u64, u64) = (20, 60);
 /// What is enqueued, each as likely as the next: the number of ticks of a tenth of a second.
 const MIX: [u32; 10] = [0, 0, 0, 2, 2, 2, 2, 5, 5, 20];
 
+/// More than can run at once, so that a fault finds jobs that nobody has started.
+const BACKLOG: usize = 60;
+
 /// Running producers.
 pub(super) struct Load {
-    over: Arc<AtomicBool>,
+    wishes: Arc<Wishes>,
     producers: JoinSet<()>,
+}
+
+/// What the producers are asked for.
+#[derive(Default)]
+struct Wishes {
+    over: AtomicBool,
+    backlog: AtomicBool,
 }
 
 impl Load {
@@ -31,7 +41,7 @@ impl Load {
         notes: &Arc<Notes>,
         random: &mut fastrand::Rng,
     ) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+        let wishes = Arc::<Wishes>::default();
         let mut producers = JoinSet::new();
         for host in 0..target.address.hosts() {
             let producer = Producer {
@@ -42,16 +52,21 @@ impl Load {
                 server: u16::try_from(host).unwrap_or(u16::MAX),
                 notes: Arc::clone(notes),
                 random: random.fork(),
-                over: Arc::clone(&over),
+                wishes: Arc::clone(&wishes),
             };
             producers.spawn_on(producer.run(), runtime);
         }
-        Self { over, producers }
+        Self { wishes, producers }
+    }
+
+    /// Whoever reaches the primary next puts in more than can run at once.
+    pub(super) fn pile_up(&self) {
+        self.wishes.backlog.store(true, Ordering::Relaxed);
     }
 
     /// Ends them; nothing is enqueued when this is over.
     pub(super) async fn stop(mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.wishes.over.store(true, Ordering::Relaxed);
         while self.producers.join_next().await.is_some() {}
     }
 }
@@ -61,13 +76,13 @@ struct Producer {
     server: u16,
     notes: Arc<Notes>,
     random: fastrand::Rng,
-    over: Arc<AtomicBool>,
+    wishes: Arc<Wishes>,
 }
 
 impl Producer {
     async fn run(mut self) {
         let mut open: Option<Session> = None;
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.wishes.over.load(Ordering::Relaxed) {
             let session = match open.take() {
                 Some(session) => Some(session),
                 // A standby, or one that is away: another producer finds the primary.
@@ -84,17 +99,28 @@ impl Producer {
     }
 
     async fn enqueue(&mut self, session: &Session) -> bool {
-        let ticks = self.random.choice(MIX).unwrap_or_default();
+        let many = self.wishes.backlog.load(Ordering::Relaxed);
+        let (ticks, count) = match many {
+            true => (4, BACKLOG),
+            false => (self.random.choice(MIX).unwrap_or_default(), 1),
+        };
         let job_type = format!("selftest-{ticks}");
-        let sql = format!("SELECT %enqueue('{job_type}', max_attempts => 1000)::text AS id");
+        let sql = format!(
+            "SELECT id::text FROM %enqueue_many((SELECT jsonb_agg(jsonb_build_object('job_type', '{job_type}', 'max_attempts', 1000)) \
+             FROM generate_series(1, {count}))) AS made(id)"
+        );
         let Ok(rows) = session.rows("enqueue", &sql, &[]).await else {
             return false;
         };
-        if let Some(id) = rows.first().and_then(|row| row.try_get("id").ok()) {
+        if many {
+            self.wishes.backlog.store(false, Ordering::Relaxed);
+        }
+        let at = uptime();
+        for id in rows.iter().filter_map(|row| row.try_get("id").ok()) {
             self.notes.enqueued(Enqueue {
                 id,
-                job_type,
-                at: uptime(),
+                job_type: job_type.clone(),
+                at,
                 server: self.server,
             });
         }

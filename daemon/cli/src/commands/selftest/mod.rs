@@ -58,6 +58,9 @@ const LATE: Duration = Duration::from_secs(12);
 /// From one look to the next.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Sees which host is the primary.
+type Seen = tokio::sync::watch::Receiver<Option<usize>>;
+
 /// Where it happens.
 enum Servers {
     Own(Box<Own>),
@@ -114,6 +117,7 @@ pub(super) fn selftest(context: &Context, arguments: &SelftestArguments) -> Resu
         Ok(results) if results.violations.is_empty() => {
             test.runtime.block_on(drop_schema(&test.target))?;
             context.output.print(&results)?;
+            context.note(&results.sentence());
             if let Some((early, last)) = results.used {
                 context.note(&format!(
                     "The largest daemon: {} KiB of memory early and {} at the end, {} open files and {}.",
@@ -312,7 +316,7 @@ impl Test<'_> {
         );
         let handle = self.runtime.handle().clone();
         let load = Load::start(&handle, &self.target, &self.notes, &mut self.random);
-        let played = self.inject(&mut seen);
+        let played = self.inject(&load, &mut seen);
         self.runtime.block_on(load.stop());
         played?;
         self.until(
@@ -322,10 +326,7 @@ impl Test<'_> {
         self.crew.stop()
     }
 
-    fn inject(
-        &mut self,
-        seen: &mut tokio::sync::watch::Receiver<Option<usize>>,
-    ) -> Result<(), Failure> {
+    fn inject(&mut self, load: &Load, seen: &mut Seen) -> Result<(), Failure> {
         let begun = uptime();
         let progress = self.progress();
         let mut blows: Vec<Blow> = Vec::new();
@@ -354,6 +355,7 @@ impl Test<'_> {
                 self.context
                     .note(&format!("{:.0} s: {}", passed.as_secs_f64(), blow.name()));
             }
+            load.pile_up();
             self.strike(&blow, seen)?;
             self.crew.check()?;
         }
@@ -398,11 +400,7 @@ impl Test<'_> {
     }
 
     /// Strikes, and waits until work goes on and the cluster is whole again.
-    fn strike(
-        &mut self,
-        blow: &Blow,
-        seen: &mut tokio::sync::watch::Receiver<Option<usize>>,
-    ) -> Result<(), Failure> {
+    fn strike(&mut self, blow: &Blow, seen: &mut Seen) -> Result<(), Failure> {
         let switches = self.notes.switches();
         let primary = *seen.borrow_and_update();
         let name = blow.name().to_owned();

@@ -117,6 +117,8 @@ impl Own {
             server.thaw().map_err(failed)?;
         }
         for server in &mut self.others {
+            // One that is ahead of the new primary cannot just follow it: down, it is taken back first.
+            server.stop_fast().map_err(failed)?;
             server.follow(&self.primary).map_err(failed)?;
         }
         Ok(())

@@ -111,6 +111,22 @@ impl Result {
     }
 }
 
+impl Result {
+    /// For people.
+    pub(super) fn sentence(&self) -> String {
+        let Self {
+            acknowledged,
+            lost,
+            twice,
+            seed,
+            ..
+        } = self;
+        format!(
+            "{acknowledged} enqueues were acknowledged: {lost} jobs lost, {twice} run twice. (seed {seed})"
+        )
+    }
+}
+
 /// Each start of a job but its first.
 fn starts_again(lines: &[Line]) -> impl Iterator<Item = (&str, Duration)> {
     let mut started = BTreeSet::new();
