@@ -12,6 +12,11 @@ pub(crate) fn get(port: u16, path: &str, limit: Duration) -> Option<Value> {
     serde_json::from_str(&body).ok()
 }
 
+/// The same as text.
+pub(crate) fn text(port: u16, path: &str, limit: Duration) -> Option<String> {
+    Some(ask(port, &format!("GET {path}"), "", limit)?.1)
+}
+
 /// The status and the body of the answer; nothing when there is none within `limit`.
 pub(crate) fn post(port: u16, path: &str, body: &Value, limit: Duration) -> Option<(u16, String)> {
     ask(port, &format!("POST {path}"), &body.to_string(), limit)

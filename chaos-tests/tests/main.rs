@@ -6,6 +6,7 @@
     clippy::print_stderr
 )]
 
+mod astray;
 mod certificates;
 mod clocks;
 mod connections;

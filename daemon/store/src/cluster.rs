@@ -36,7 +36,7 @@ pub struct ClusterStatus {
 pub struct Switch {
     /// The number of the epoch that it began.
     pub epoch_no: i64,
-    /// `promotion`, `crash`, `other system` or `unknown`.
+    /// `promotion`, `crash`, `accepted` (a person put this server in place of another), `other system` or `unknown`.
     pub cause: String,
     /// When the first worker spoke to the new server, by that server's clock.
     pub opened_at: String,
@@ -62,6 +62,8 @@ pub struct Switch {
     pub stopped: i64,
     /// Made dead letters, since nobody knows whether they ran.
     pub set_aside: i64,
+    /// Completed by a worker that reached only an older primary, and run again here.
+    pub ran_twice: i64,
     /// Workers that did not come back.
     pub absent_workers: Option<Vec<Uuid>>,
     /// The span of which no worker remembers what ended, in seconds.
@@ -95,7 +97,7 @@ pub struct SwitchJob {
     pub run: i32,
     /// Selects its handler.
     pub job_type: Option<String>,
-    /// `written_again`, `claimed_again`, `put_back`, `recovered`, `rerun`, `stopped` or `set_aside`.
+    /// `written_again`, `claimed_again`, `put_back`, `recovered`, `rerun`, `stopped`, `set_aside` or `ran_twice`.
     pub what: String,
     /// Who said it, or whose run it was.
     pub worker_id: Option<Uuid>,
@@ -255,7 +257,7 @@ fn switches(which: &str) -> String {
     .join(", ");
     format!(
         "SELECT epoch_no, cause, {times}, without_primary_sec, window_sec, first_claim_sec, written_again, claimed_again, put_back, \
-         recovered, rerun, stopped, set_aside, absent_workers, uncovered_sec, timeline, previous_timeline, system_id, \
+         recovered, rerun, stopped, set_aside, ran_twice, absent_workers, uncovered_sec, timeline, previous_timeline, system_id, \
          previous_system_id, decision, decided_by FROM %switches {which}"
     )
 }

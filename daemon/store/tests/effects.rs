@@ -227,5 +227,12 @@ fn what_came_too_late_is_kept_as_it_was_said(lab: &Lab) {
         c.one("SELECT outcome, result, applied FROM attempt WHERE NOT applied"),
         "completed|7|f"
     );
+    // Said again, it counts once.
+    w.reattach(&mut c, &says, &[], "");
+    assert_eq!(
+        c.list("SELECT job_id, run, what FROM switch_jobs"),
+        [format!("{}|{}|ran_twice", held.job, held.run)]
+    );
+    assert_eq!(c.one("SELECT ran_twice FROM switches"), "1");
     db.sound();
 }

@@ -33,6 +33,22 @@ pub enum Fault {
     CompletedWithoutEnd(String),
 }
 
+impl Fault {
+    /// The job that it is about.
+    #[must_use]
+    pub fn job(&self) -> &str {
+        match self {
+            Self::Lost(job)
+            | Self::Unfinished(job, _)
+            | Self::Overlap(job, _)
+            | Self::StartedTwice(job, _)
+            | Self::RunAfterOutcome(job)
+            | Self::Twice(job, _)
+            | Self::CompletedWithoutEnd(job) => job,
+        }
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

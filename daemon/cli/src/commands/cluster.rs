@@ -113,6 +113,7 @@ impl Report for Switches {
                 switch.put_back.to_string(),
                 switch.recovered.to_string(),
                 switch.rerun.to_string(),
+                switch.ran_twice.to_string(),
                 seconds(switch.uncovered_sec),
             ]
         };
@@ -128,6 +129,7 @@ impl Report for Switches {
                 "PUT BACK",
                 "RECOVERED",
                 "RERUN",
+                "RAN TWICE",
                 "UNCOVERED",
             ],
             self.0.iter().map(row).collect(),
@@ -189,6 +191,7 @@ impl Report for Shown {
             ("jobs given back to run again", switch.rerun),
             ("handlers stopped", switch.stopped),
             ("jobs set aside as dead letters", switch.set_aside),
+            ("jobs that ran twice", switch.ran_twice),
         ] {
             optional(name, Some(count.to_string()));
         }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tenure_verdict::switches::Absence;
 use tenure_verdict::uptime;
 
-use super::SCHEMA;
+use super::place::SCHEMA;
 use crate::output::Failure;
 
 /// From one look whether it has ended to the next.

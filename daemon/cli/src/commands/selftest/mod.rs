@@ -5,9 +5,11 @@
 //! state of the database, never what a daemon says of itself.
 
 mod crew;
+mod folder;
 mod load;
 mod notes;
 mod own;
+mod place;
 mod report;
 mod theirs;
 mod watch;
@@ -15,17 +17,13 @@ pub(crate) mod witness;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tempfile::TempDir;
 use tenure_runtime::daemon::targets;
-use tenure_runtime::settings::{Database, Pooler, Secret};
 use tenure_store::error::StoreError;
-use tenure_store::migrate::Migrator;
 use tenure_store::session::{Session, Target};
 use tenure_verdict::switches::{History, judge};
 use tenure_verdict::{Shown, uptime};
@@ -34,17 +32,14 @@ use tokio::task::JoinSet;
 
 use super::Context;
 use crate::arguments::SelftestArguments;
-use crate::config;
 use crate::output::{Exit, Failure};
 use crew::{Crew, Use};
+use folder::Folder;
 use load::Load;
 use notes::Notes;
-use own::Own;
+use place::{SCHEMA, Servers, drop_schema, environment, make_schema, refuse_what_matters, servers};
 use report::{Injected, Result as Results};
 use theirs::Injection;
-
-/// Everything happens in a schema of its own.
-const SCHEMA: &str = "tenure_selftest";
 
 /// For so long all goes well between two faults: at least, and at most that much more.
 const CALM: (u64, u64) = (2_000, 3_000);
@@ -60,12 +55,6 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Sees which host is the primary.
 type Seen = tokio::sync::watch::Receiver<Option<usize>>;
-
-/// Where it happens.
-enum Servers {
-    Own(Box<Own>),
-    Theirs(Vec<Injection>),
-}
 
 /// What befalls.
 #[derive(Debug, Clone)]
@@ -142,144 +131,6 @@ pub(super) fn selftest(context: &Context, arguments: &SelftestArguments) -> Resu
             context.note(&kept);
             Err(failure)
         }
-    }
-}
-
-/// Starts servers, or reads where the user's are.
-fn servers(
-    context: &Context,
-    arguments: &SelftestArguments,
-) -> Result<(Servers, Database), Failure> {
-    if arguments.this_cluster {
-        let common = &context.common;
-        let database = config::database(common.config.as_deref(), &common.set)?;
-        return Ok((Servers::Theirs(theirs::injections(arguments)), database));
-    }
-    context.note("Starting three PostgreSQL servers.");
-    let own = Own::start()?;
-    context.note(&format!(
-        "PostgreSQL {} runs, with two standbys.",
-        own.version()
-    ));
-    let database = Database {
-        url: Secret::new(own.url()),
-        direct_url: None,
-        password: None,
-        schema: SCHEMA.to_owned(),
-        pool_size: 2,
-        pooler: Pooler::None,
-        connect_timeout: Duration::from_secs(5),
-        statement_timeout: Duration::from_secs(10),
-    };
-    Ok((Servers::Own(Box::new(own)), database))
-}
-
-/// How the daemons find the database.
-fn environment(database: &Database) -> Vec<(&'static str, String)> {
-    let mut environment = vec![("TENURE_DATABASE__URL", database.url.expose().to_owned())];
-    if let Some(direct) = &database.direct_url {
-        environment.push(("TENURE_DATABASE__DIRECT_URL", direct.expose().to_owned()));
-    }
-    if let Some(password) = &database.password {
-        environment.push(("TENURE_DATABASE__PASSWORD", password.expose().to_owned()));
-    }
-    if database.pooler == Pooler::Transaction {
-        environment.push(("TENURE_DATABASE__POOLER", "transaction".to_owned()));
-    }
-    environment
-}
-
-/// Faults hit everything on these servers, so no installation of tenure in this database may hold jobs.
-async fn refuse_what_matters(target: &Target) -> Result<(), Failure> {
-    let (session, _) = Session::open(target).await?;
-    let sql = format!(
-        "SELECT n.nspname::text AS schema FROM pg_catalog.pg_namespace n WHERE n.nspname <> '{SCHEMA}' AND 4 = (\
-           SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname IN ('job', 'lease', 'outcome', 'migration'))"
-    );
-    for row in session.rows("selftest", &sql, &[]).await? {
-        let schema: String = row.try_get("schema").map_err(StoreError::from)?;
-        let quoted = schema.replace('"', "\"\"");
-        let holds = format!("SELECT FROM \"{quoted}\".job LIMIT 1");
-        if !session.rows("selftest", &holds, &[]).await?.is_empty() {
-            return Err(Failure::new(
-                Exit::Refused,
-                "holds_jobs",
-                format!("this database holds jobs of others, in the schema {schema}"),
-            )
-            .hint("a self-test kills servers: give it a cluster on which nothing else runs"));
-        }
-    }
-    Ok(())
-}
-
-async fn make_schema(target: &Target) -> Result<(), Failure> {
-    let (session, _) = Session::open(target).await?;
-    // What a self-test left that was killed.
-    session
-        .batch(
-            "selftest",
-            &format!("DROP SCHEMA IF EXISTS {SCHEMA} CASCADE"),
-        )
-        .await?;
-    Migrator::new(&session, SCHEMA).up().await?;
-    Ok(())
-}
-
-async fn drop_schema(target: &Target) -> Result<(), Failure> {
-    let (session, _) = Session::open(target).await?;
-    session
-        .batch("selftest", &format!("DROP SCHEMA {SCHEMA} CASCADE"))
-        .await?;
-    Ok(())
-}
-
-/// Notes and logs; they go unless somebody wants them.
-enum Folder {
-    Temporary(Option<TempDir>, PathBuf),
-    Named(PathBuf),
-}
-
-impl Folder {
-    fn new(named: Option<&Path>) -> Result<Self, Failure> {
-        let failed = |path: &Path, error| Failure::failed(format!("{}: {error}", path.display()));
-        match named {
-            Some(path) => {
-                fs::create_dir_all(path).map_err(|error| failed(path, error))?;
-                let full = path.join("witnesses").exists();
-                if full {
-                    return Err(Failure::usage(format!(
-                        "{} holds the notes of another self-test",
-                        path.display()
-                    )));
-                }
-                let path = path.canonicalize().map_err(|error| failed(path, error))?;
-                Ok(Self::Named(path))
-            }
-            None => {
-                let made = tempfile::Builder::new()
-                    .prefix("tenure-selftest-")
-                    .tempdir();
-                let made = made.map_err(|error| failed(&std::env::temp_dir(), error))?;
-                let path = made.path().to_owned();
-                Ok(Self::Temporary(Some(made), path))
-            }
-        }
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Temporary(_, path) | Self::Named(path) => path,
-        }
-    }
-
-    /// Leaves it, and says where it is.
-    fn keep(&mut self) -> String {
-        if let Self::Temporary(made, _) = self
-            && let Some(made) = made.take()
-        {
-            let _ = made.keep();
-        }
-        format!("notes and logs are in {}", self.path().display())
     }
 }
 
