@@ -7,3 +7,4 @@ mod daemon;
 mod house;
 mod passwords;
 mod readme;
+mod selftest;

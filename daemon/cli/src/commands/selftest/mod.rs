@@ -208,6 +208,7 @@ impl Test<'_> {
             }
             load.pile_up();
             self.strike(&blow, seen)?;
+            progress.set_message("");
             self.crew.check()?;
         }
     }
@@ -226,7 +227,9 @@ impl Test<'_> {
         let until = uptime() + span;
         while uptime() < until {
             thread::sleep(LOOK);
-            progress.set_position(uptime().saturating_sub(begun).as_secs());
+            let passed = uptime().saturating_sub(begun);
+            // The last fault may take longer than the time that was asked for.
+            progress.set_position(passed.min(self.arguments.duration).as_secs());
         }
     }
 
