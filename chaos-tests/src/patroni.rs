@@ -72,6 +72,8 @@ impl Patroni {
     #[must_use]
     pub fn start(synchronous: bool) -> Self {
         let programs = Programs::find().expect("PostgreSQL is installed");
+        let patroni = Command::new("patroni").arg("--version").output();
+        patroni.expect("Patroni is installed (scripts/setup test)");
         let etcd_folder = tempfile::tempdir().expect("there is room for files");
         let ports = free_ports(2);
         let etcd = etcd(ports[0], ports[1], &etcd_folder);

@@ -1,8 +1,12 @@
-//! Two primaries, and a daemon that reaches only the older one: what nobody can promise. Then it has to be known what ran twice.
+//! What nobody can promise: a daemon that reaches only the older of two primaries, and a machine that stands still. Then it has to be
+//! known what ran twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use chaos_tests::{Cluster, Plan, Proxy, What};
+use chaos_tests::{Cluster, Lab, Plan, Proxy, What};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tenure_embedded::children;
 use tenure_verdict::Fault;
 
 /// The one that goes astray.
@@ -29,8 +33,8 @@ fn what_ran_twice_is_on_record() {
         });
     // Here its lease ends, there it works on.
     cluster.lab.until(
-        "SELECT count(*) FROM tenure.workers WHERE status = 'lost'",
-        "1",
+        "SELECT status FROM tenure.workers WHERE name = 'c' ORDER BY started_at DESC LIMIT 1",
+        "lost",
     );
     cluster.until_more_witnessed(What::End, 60);
     let port = cluster.lab.server.port();
@@ -76,4 +80,49 @@ fn what_ran_twice_is_on_record() {
         .collect();
     assert!(others.is_empty(), "{others:?}");
     assert!(judgement.lost.is_empty(), "{:?}", judgement.lost);
+}
+
+/// A process and all that come from it.
+fn tree(pid: i32) -> Vec<i32> {
+    let below = children(pid).into_iter().flat_map(tree);
+    std::iter::once(pid).chain(below).collect()
+}
+
+fn signal(pids: &[i32], signal: Signal) {
+    for pid in pids {
+        // One that has ended is no matter.
+        let _ = kill(Pid::from_raw(*pid), signal);
+    }
+}
+
+/// Nobody can stop the handlers of a machine that stands still. When it goes on, they may be quicker than the guard, and nobody knows
+/// what they did: each run that was lost with the machine is on record, and the daemon says how many there were.
+#[test]
+fn a_machine_that_stood_still() {
+    let lab = Lab::start();
+    let mut daemon = lab.daemon("a", &[]);
+    lab.until_live(1);
+    let job = lab.enqueue("ticks-30");
+    lab.until_witnessed(What::Tick, 3);
+    let handler = lab.witnesses()[0].pid;
+    let mut other = lab.daemon("b", &[]);
+    lab.until_live(2);
+    let machine = tree(daemon.pid());
+    assert!(
+        machine.contains(&handler) && machine.len() > 3,
+        "{machine:?}"
+    );
+    signal(&machine, Signal::SIGSTOP);
+    lab.until_status(&job, "completed");
+    signal(&tree(handler), Signal::SIGCONT);
+    lab.until_witnessed(What::End, 2);
+    signal(&machine, Signal::SIGCONT);
+    lab.until_live(2);
+    let lost = "SELECT job_id FROM tenure.attempts WHERE outcome = 'lost'";
+    assert_eq!(lab.rows(lost), [[Some(job)]]);
+    let told = "Leases were lost; their handlers are stopped. count=1";
+    assert!(daemon.log().contains(told), "{}", daemon.log());
+    for daemon in [&mut daemon, &mut other] {
+        assert_eq!(daemon.stop(), 0, "{}", daemon.log());
+    }
 }
