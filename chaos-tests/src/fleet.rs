@@ -179,6 +179,7 @@ impl<'a, S: Servers> Fleet<'a, S> {
             server: self.lab.server.primary(),
             jobs: ids("SELECT id FROM tenure.job"),
             outcomes: ids("SELECT id FROM tenure.outcome"),
+            since: Duration::ZERO,
         });
         self.unreplicated = None;
     }

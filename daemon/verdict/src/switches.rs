@@ -32,10 +32,12 @@ pub struct Switch {
     pub writable: Duration,
     /// The new primary, by the number that enqueues have.
     pub server: u16,
-    /// The jobs that it had then.
+    /// The jobs that it had then. What was acknowledged before `since` counts as there, and need not be among them.
     pub jobs: BTreeSet<String>,
     /// Those of them that had an outcome.
     pub outcomes: BTreeSet<String>,
+    /// Nothing so old can be part of a lost tail.
+    pub since: Duration,
 }
 
 /// A daemon that did not live for a while, or left.
@@ -169,7 +171,7 @@ impl History<'_> {
                     && other.server == enqueue.server
                     && other.writable <= enqueue.at
             });
-            later || switch.jobs.contains(&enqueue.id)
+            later || enqueue.at < switch.since || switch.jobs.contains(&enqueue.id)
         })
     }
 
@@ -184,9 +186,10 @@ impl History<'_> {
 
     fn judge_runs(&self, job: &str, job_type: &str, runs: &[Run<'_>], judgement: &mut Judgement) {
         let unwritten = runs.iter().filter_map(|run| run.ended).any(|ended| {
-            self.switches
-                .iter()
-                .any(|switch| ended < switch.fault && !switch.outcomes.contains(job))
+            self.switches.iter().any(|switch| {
+                let lately = (switch.since..switch.fault).contains(&ended);
+                lately && !switch.outcomes.contains(job)
+            })
         });
         if unwritten {
             judgement.unwritten.insert(job.to_owned());

@@ -84,6 +84,7 @@ impl Story {
                     set(&[])
                 },
                 outcomes: set(&[]),
+                since: Duration::ZERO,
             }],
             absences: &self.absences,
             rerun: self.rerun,
@@ -313,6 +314,7 @@ fn each_switch_has_to_take_over_what_was_acknowledged_before_it() {
         server,
         jobs: set(jobs),
         outcomes: set(&[]),
+        since: Duration::ZERO,
     };
     let shown = BTreeMap::new();
     let lost = |enqueue: &Enqueue, switches: &[Switch]| {
@@ -339,5 +341,14 @@ fn each_switch_has_to_take_over_what_was_acknowledged_before_it() {
     assert!(
         !lost(&enqueue(22, OLD), &both),
         "an old primary has said yes"
+    );
+    let looked_at = |since| Switch {
+        since: secs(since),
+        ..switch(20, 3, &[])
+    };
+    assert!(!lost(&enqueue(5, OLD), &[looked_at(5)]));
+    assert!(
+        lost(&enqueue(5, OLD), &[looked_at(6)]),
+        "it is too old for a lost tail"
     );
 }

@@ -16,6 +16,10 @@ use tokio::sync::watch;
 
 use super::notes::Notes;
 
+/// The longest tail of commits that a switch is thought to lose. What is older is not looked at in each switch: a long test would fill the
+/// memory with it.
+const TAIL: Duration = Duration::from_secs(300);
+
 /// From one round of questions to the next.
 const STEP: Duration = Duration::from_millis(50);
 
@@ -60,9 +64,10 @@ async fn look(target: &Target, host: usize, writable: Duration) -> Result<Switch
         ..target.clone()
     };
     let (session, _) = Session::open(&target).await?;
-    let outcomes = ids(&session, "SELECT id::text FROM %outcome").await?;
-    let jobs = ids(&session, "SELECT id::text FROM %job").await?;
+    let outcomes = ids(&session, "outcome").await?;
+    let jobs = ids(&session, "job").await?;
     Ok(Switch {
+        since: writable.saturating_sub(TAIL),
         fault: writable,
         writable,
         server: u16::try_from(host).unwrap_or(u16::MAX),
@@ -71,7 +76,12 @@ async fn look(target: &Target, host: usize, writable: Duration) -> Result<Switch
     })
 }
 
-async fn ids(session: &Session, sql: &str) -> Result<BTreeSet<String>, StoreError> {
-    let rows = session.rows("look", sql, &[]).await?;
+/// The ids of a table's young jobs. They are UUIDs of version 7, which begin with the time in milliseconds.
+async fn ids(session: &Session, table: &str) -> Result<BTreeSet<String>, StoreError> {
+    let sql = format!(
+        "SELECT id::text FROM %{table} WHERE id > (lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint - {}), 12, '0') || repeat('0', 20))::uuid",
+        2 * TAIL.as_millis()
+    );
+    let rows = session.rows("look", &sql, &[]).await?;
     rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
 }
