@@ -214,7 +214,7 @@ mod tests {
             server: 0,
         };
         let state = State {
-            enqueues: vec![enqueue("gone", 9), enqueue("slow", 11), enqueue("two", 15)],
+            enqueues: vec![enqueue("gone", 9), enqueue("slow", 8), enqueue("two", 15)],
             switches: vec![Switch {
                 fault: second(10),
                 writable: second(12),
