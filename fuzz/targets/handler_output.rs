@@ -83,6 +83,8 @@ fn assert_as_written(output: &Output, ended: &Ended) {
             assert!(!kept.contains_key("tenure"), "{text}");
         }
         None if text.contains('\\') => {}
+        // The key stands further inside an object that cannot be stored, and is not looked for there.
+        None if ended.error.is_some() => assert!(output.names_tenure, "{text}"),
         None => {
             let result = ended.result.as_deref().unwrap_or_default();
             let as_text = serde_json::to_string(text.trim_end_matches(['\r', '\n'])).unwrap();
