@@ -274,6 +274,7 @@ async fn what_is_wrong_is_said() {
         );
     }
     let long = format!(r#"{{"job_type": "a", "data": "{}"}}"#, "x".repeat(64 << 10));
+    let deep = format!("{}{}", "[".repeat(30_000), "]".repeat(30_000));
     for (body, status, message) in [
         ("", StatusCode::BAD_REQUEST, "no JSON"),
         ("{", StatusCode::BAD_REQUEST, "no JSON"),
@@ -294,6 +295,7 @@ async fn what_is_wrong_is_said() {
             StatusCode::BAD_REQUEST,
             "",
         ),
+        (&deep, StatusCode::BAD_REQUEST, "stack depth"),
         (
             r#"{"data": 1}"#,
             StatusCode::BAD_REQUEST,

@@ -85,7 +85,8 @@ impl Seen {
     /// The timeline that a person has to name, so that a server is used in place of all that were seen.
     #[must_use]
     pub fn to_replace(&self) -> Option<i32> {
-        self.timeline.max(self.followed.map(|spent| spent + 1))
+        self.timeline
+            .max(self.followed.map(|spent| spent.saturating_add(1)))
     }
 }
 

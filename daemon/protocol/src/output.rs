@@ -88,7 +88,7 @@ impl Capped {
         let rest = &rest[rest.len().saturating_sub(self.tail_cap)..];
         self.tail.extend_from_slice(rest);
         // The front is dropped in pieces of at least half a tail, so that moving bytes costs little.
-        if self.tail.len() > self.tail_cap + self.tail_cap / 2 {
+        if self.tail.len() > self.tail_cap.saturating_add(self.tail_cap / 2) {
             self.drop_front();
         }
     }
@@ -191,6 +191,12 @@ mod tests {
             (out.bytes.as_slice(), out.complete),
             (&b"abcdefgh"[..], true)
         );
+    }
+
+    #[test]
+    fn any_cap_can_be_asked_for() {
+        let out = collect(usize::MAX, &[b"abc"]);
+        assert_eq!((out.bytes.as_slice(), out.complete), (&b"abc"[..], true));
     }
 
     #[test]

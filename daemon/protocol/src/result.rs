@@ -37,13 +37,11 @@ pub fn parse(output: &Output) -> Result<HandlerResult, BadDirective> {
 
 fn as_text(output: &Output) -> Result<HandlerResult, BadDirective> {
     let text = json::text(&output.bytes);
-    let asks = output.names_tenure || text.contains("\"tenure\"");
-    if asks
-        && text
-            .trim_start_matches('\u{FEFF}')
-            .trim_start()
-            .starts_with('{')
-    {
+    let is_object = text
+        .trim_start_matches('\u{FEFF}')
+        .trim_start()
+        .starts_with('{');
+    if is_object && asks(output, &text) {
         let problem = if output.complete {
             "the output is not one JSON object that can be stored (well-formed, at most 100 levels deep, no lone surrogates, numbers that \
              PostgreSQL holds), so the key cannot be read"
@@ -56,6 +54,13 @@ fn as_text(output: &Output) -> Result<HandlerResult, BadDirective> {
         result: Some(json::string(text.trim_end_matches(['\r', '\n']))),
         directives: Directives::default(),
     })
+}
+
+/// Whether the key is there, also where letters of it are escaped.
+fn asks(output: &Output, text: &str) -> bool {
+    let named = output.names_tenure || text.contains("\"tenure\"");
+    named
+        || Members::of(text).is_some_and(|Members(all)| all.iter().any(|(key, _)| key == "tenure"))
 }
 
 fn take_directives(json: String) -> Result<HandlerResult, BadDirective> {
@@ -158,6 +163,7 @@ mod tests {
         for unstorable in [
             r#"{"tenure":{"enqueue":[{"job_type":"a","data":1e200000}]}}"#,
             r#"{"\ud800":1,"tenure":{"snooze":"1m"}}"#,
+            r#"{"\u0074enure":{"snooze":"1m"},"x":"\ud800"}"#,
             "\u{FEFF}{\"tenure\":{\"snooze\":\"1m\"}}",
             "{\"tenure\":{\"snooze\":\"1m\"}}\n{}",
         ] {

@@ -102,7 +102,7 @@ impl Ended {
     /// because the work as a whole is not done.
     pub fn answered(output: &Output) -> Self {
         match result::parse(output) {
-            Err(bad) => Self::because(Verdict::RETRY, bad.to_string()),
+            Err(bad) => Self::because(Verdict::RETRY, shortened(&bad.to_string())),
             Ok(parsed) => Self {
                 result: parsed.result,
                 verdict: parsed
@@ -174,12 +174,16 @@ pub fn explained(what: &str, words: Option<&str>) -> String {
     let Some(words) = words else {
         return what.to_owned();
     };
+    format!("{what}: {}", shortened(words))
+}
+
+fn shortened(words: &str) -> String {
     let cut = words
         .char_indices()
         .nth(QUOTED)
         .map_or(words.len(), |(at, _)| at);
     let dots = if cut < words.len() { "…" } else { "" };
-    format!("{what}: {}{dots}", &words[..cut])
+    format!("{}{dots}", &words[..cut])
 }
 
 /// The last line of `text` that says something: where programs put what went wrong.
@@ -288,6 +292,9 @@ mod tests {
         let ended = Ended::answered(&output(r#"{"tenure":{"snooze":1}}"#));
         assert_eq!(ended.verdict, Verdict::RETRY);
         assert!(ended.error.unwrap().contains("tenure.snooze"));
+        let long = format!(r#"{{"tenure":{{"{}":1}}}}"#, "x".repeat(100_000));
+        let error = Ended::answered(&output(&long)).error.unwrap();
+        assert_eq!(error.chars().count(), QUOTED + 1);
         let ended = Ended::answered(&output(r#"{"tenure":{"snooze":"1m"}}"#));
         assert_eq!(ended.verdict, Verdict::Snooze(Duration::from_mins(1)));
     }

@@ -260,12 +260,13 @@ impl Journal {
         for line in head {
             size += write(&mut file, &line)?;
         }
-        for end in open {
-            size += write(&mut file, &Line::Ended(Box::new(end.written())))?;
-        }
         for (beat, end) in remembered.all() {
             size += write(&mut file, &Line::Ended(Box::new(end.written())))?;
             size += write(&mut file, &Line::Answered(end.end.token, beat))?;
+        }
+        // After what was answered: a run can be there and here, and a later line about it takes the place of an open one.
+        for end in open {
+            size += write(&mut file, &Line::Ended(Box::new(end.written())))?;
         }
         let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
         std::fs::rename(&temporary, &self.path)?;
@@ -313,6 +314,11 @@ fn private() -> OpenOptions {
 
 fn write(file: &mut impl io::Write, line: &Line) -> io::Result<u64> {
     let mut text = serde_json::to_vec(line)?;
+    // A result is there as its handler wrote it, perhaps on several lines. In JSON a line break stands only between tokens, where a
+    // space means the same.
+    for byte in text.iter_mut().filter(|byte| **byte == b'\n') {
+        *byte = b' ';
+    }
     text.push(b'\n');
     file.write_all(&text)?;
     Ok(u64::try_from(text.len()).unwrap_or(u64::MAX))
@@ -364,6 +370,7 @@ mod tests {
 
     use tenure_core::replay::Bounds;
     use tenure_core::time::Mono;
+    use tenure_protocol::verdict::{Ended, Verdict};
     use uuid::Uuid;
 
     use super::*;
@@ -447,6 +454,38 @@ mod tests {
         );
         std::fs::write(dir.path().join("journal.ndjson"), text).unwrap();
         assert!(!Journal::open(dir.path()).unwrap().1.recent);
+    }
+
+    #[test]
+    fn what_is_open_again_stays_open_when_it_is_written_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(dir.path()).unwrap();
+        let end = held().released();
+        let mut remembered = nothing();
+        remembered.answered(Mono::ZERO, Beat(4), end.clone());
+        journal
+            .compact(None, [&end].into_iter(), &remembered)
+            .unwrap();
+        drop(journal);
+        let (_, legacy) = Journal::open(dir.path()).unwrap();
+        assert_eq!((legacy.ends.len(), legacy.answered.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_result_of_several_lines_is_one_line_of_the_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(dir.path()).unwrap();
+        let printed = Ended {
+            result: Some("{\n  \"a\": \"b\\n\"\n}".to_owned()),
+            ..Ended::new(Verdict::Done)
+        };
+        let end = held().ended(printed, |_| Duration::ZERO);
+        journal.ended(&end).unwrap();
+        drop(journal);
+        let (_, legacy) = Journal::open(dir.path()).unwrap();
+        assert_eq!(legacy.ends.len(), 1);
+        let result = legacy.ends[0].end.result.as_ref().unwrap();
+        assert_eq!(result.get(), "{   \"a\": \"b\\n\" }");
     }
 
     #[test]

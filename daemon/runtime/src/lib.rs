@@ -11,6 +11,8 @@ mod dispatch;
 mod ends;
 pub mod events;
 pub mod exec;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod guard;
 mod heart;
 mod held;

@@ -8,6 +8,7 @@
     clippy::disallowed_methods
 )]
 
+mod corpus;
 mod daemon;
 mod exec;
 mod guard_tests;

@@ -43,7 +43,19 @@ impl Address {
         password: Option<&str>,
         connect_timeout: Duration,
     ) -> Result<Self, AddressError> {
-        let (head, query) = url.split_once('?').unwrap_or((url, ""));
+        let is_url = ["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| url.starts_with(scheme));
+        // Else a part of the password would be taken for a host or a parameter, and shown.
+        if is_url && url.matches('@').count() > 1 {
+            return Err(AddressError::Form("it has more than one @".to_owned()));
+        }
+        // A `?` before the `@` is one of the password.
+        let user = url.find('@').filter(|_| is_url).unwrap_or(0);
+        let (head, query) = match url[user..].split_once('?') {
+            Some((_, query)) => (&url[..url.len() - query.len() - 1], query),
+            None => (url, ""),
+        };
         let (mut kept, mut mode, mut files) = (Vec::new(), None, TlsFiles::default());
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -267,6 +279,23 @@ mod tests {
         assert_eq!(second.servers(), "h2:5433");
         assert_eq!(second.config.get_password(), address.config.get_password());
         assert_eq!(second.config.get_dbname(), Some("db"));
+    }
+
+    #[test]
+    fn a_raw_password_is_read_whole_or_refused() {
+        let address = parse("postgres://u:a?sslmode=hunter2&&x=/@h/db?sslmode=disable").unwrap();
+        let password = address.config.get_password();
+        assert_eq!(password, Some("a?sslmode=hunter2&&x=/".as_bytes()));
+        // A part of it would be a host, and hosts are shown.
+        for url in [
+            "postgres://u:a@hunter2@h/db",
+            "postgres://u:a@hunter2/x@h/db",
+            "postgres://u:a@x?sslmode=hunter2@h/db",
+        ] {
+            let error = parse(url).err().unwrap().to_string();
+            assert!(error.contains("more than one @"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
     }
 
     #[test]

@@ -117,7 +117,8 @@ impl From<tokio_postgres::Error> for StoreError {
             _ if code.starts_with("57P") || code.starts_with("08") || code == "53300" => {
                 Self::Unreachable(message)
             }
-            _ if code.starts_with("22") => Self::BadValue(message),
+            // Not of the form of its type, or beyond what the server can hold: too deep, or too long a text in JSON.
+            _ if code.starts_with("22") || code.starts_with("54") => Self::BadValue(message),
             _ => Self::Failed(format!("{message} (SQLSTATE {code})")),
         }
     }

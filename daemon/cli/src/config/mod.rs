@@ -38,6 +38,11 @@ pub(crate) fn settings(
     flags: &[String],
 ) -> Result<(Settings, Sources), ConfigError> {
     let sources = Sources::read(file, std::env::vars_os(), flags)?;
-    let settings = resolve::settings(&sources, sources.schema()?)?;
+    let settings = settings_of(&sources)?;
     Ok((settings, sources))
+}
+
+/// What these sources say together.
+pub(crate) fn settings_of(sources: &Sources) -> Result<Settings, ConfigError> {
+    resolve::settings(sources, sources.schema()?)
 }

@@ -134,11 +134,19 @@ impl<'a> Check<'a> {
             },
             connect_timeout: self
                 .positive(&["database", "connect_timeout"], section.connect_timeout.0),
-            statement_timeout: self.positive(
-                &["database", "statement_timeout"],
-                section.statement_timeout.0,
-            ),
+            statement_timeout: self.statement_timeout(section.statement_timeout.0),
         })
+    }
+
+    /// The server counts it in milliseconds up to 2^31, and takes zero of them for none at all.
+    fn statement_timeout(&mut self, value: Duration) -> Duration {
+        if !(1..=i32::MAX.unsigned_abs().into()).contains(&value.as_millis()) {
+            self.refuse(
+                &["database", "statement_timeout"],
+                "must be from 1ms to 24 days",
+            );
+        }
+        value
     }
 
     /// The password by `password`, by `password_file`, or by the systemd credential `tenure-database-password`.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use humantime_serde::re::humantime::format_duration;
 use serde_json::{Map, Value, json};
 use tenure_runtime::settings::{
     AfterLostCommits, ExitMeaning, HandlerKind, Handlers, LogFormat, Pooler, Rule, Secret, Settings,
@@ -120,8 +119,27 @@ fn meant(meaning: ExitMeaning) -> &'static str {
     }
 }
 
+/// As it is written in the file, and so without months and years.
 fn span(value: Duration) -> String {
-    format_duration(value).to_string()
+    let (seconds, nanos) = (value.as_secs(), u64::from(value.subsec_nanos()));
+    let parts = [
+        (seconds / 86_400, "d"),
+        (seconds / 3_600 % 24, "h"),
+        (seconds / 60 % 60, "m"),
+        (seconds % 60, "s"),
+        (nanos / 1_000_000, "ms"),
+        (nanos / 1_000 % 1_000, "us"),
+        (nanos % 1_000, "ns"),
+    ];
+    let words: Vec<String> = parts
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, unit)| format!("{count}{unit}"))
+        .collect();
+    if words.is_empty() {
+        return "0s".to_owned();
+    }
+    words.join(" ")
 }
 
 fn size(bytes: usize) -> String {
@@ -149,7 +167,23 @@ fn without_secrets(url: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::value::parse_span;
     use super::*;
+
+    #[test]
+    fn a_duration_reads_as_it_is_written() {
+        for (written, seen) in [
+            ("0s", "0s"),
+            ("90s", "1m 30s"),
+            ("400days", "400d"),
+            ("1h 1ms 2us 3ns", "1h 1ms 2us 3ns"),
+            ("3660days", "3660d"),
+        ] {
+            let value = parse_span(written).unwrap();
+            assert_eq!(span(value), seen);
+            assert_eq!(parse_span(seen), Ok(value));
+        }
+    }
 
     #[test]
     fn a_size_reads_as_it_is_written() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure_runtime::settings::{HandlerKind, Listen, Settings};
 
-use super::{ConfigError, Sources, resolve};
+use super::{ConfigError, Sources, settings_of};
 
 const URL: &str = "[database]\nurl = \"postgres://tenure@pg1,pg2:5432/app?sslmode=disable\"\n";
 
@@ -52,7 +52,7 @@ impl Case {
             .iter()
             .map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let sources = Sources::read(Some(&self.file()), variables, &self.flags)?;
-        resolve::settings(&sources, sources.schema()?)
+        settings_of(&sources)
     }
 
     fn settings(&self) -> Settings {
@@ -227,6 +227,14 @@ fn mistakes_are_named_with_file_line_key_and_what_was_expected() {
             "tenure.toml:4: worker.heartbeat: found \"3\": a duration with its unit",
         ),
         ("[worker]\nheartbeat = \"1M\"", "(a minute is \"m\")"),
+        (
+            "statement_timeout = \"25days\"",
+            "tenure.toml:3: database.statement_timeout: must be from 1ms",
+        ),
+        (
+            "statement_timeout = \"1us\"",
+            "tenure.toml:3: database.statement_timeout: must be from 1ms",
+        ),
         (
             "[worker]\nconcurrency = \"16\"",
             "tenure.toml:4: worker.concurrency: found the text \"16\": a whole number from 1",

@@ -23,6 +23,9 @@ pub(crate) struct Count(pub(crate) u32);
 /// What a duration looks like.
 pub(crate) const SPAN: &str = "a duration with its unit, such as \"30s\", \"5m\" or \"1h 30m\"";
 
+/// Longer ones are not meant, and clocks that they are added to would overflow.
+const LONGEST: Duration = Duration::from_hours(24 * 3660);
+
 /// Reads a duration as people write it; months and years are refused, because `M` is too easily written for `m`.
 pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
     let unit = |name: &str| {
@@ -36,7 +39,11 @@ pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
             ));
         }
     }
-    humantime::parse_duration(text).map_err(|_| format!("{SPAN} is expected"))
+    match humantime::parse_duration(text) {
+        Ok(span) if span <= LONGEST => Ok(span),
+        Ok(_) => Err("at most ten years (3660d) are expected".to_owned()),
+        Err(_) => Err(format!("{SPAN} is expected")),
+    }
 }
 
 /// Reads a size: a whole number and `B`, `KiB`, `MiB` or `GiB`.
@@ -131,6 +138,8 @@ mod tests {
             "-3s",
             "s",
             "3 s econds",
+            "3661d",
+            "18446744073709551615s",
         ] {
             assert!(parse_span(bad).is_err(), "{bad} was taken");
         }

@@ -146,6 +146,15 @@ fn the_one_that_was_replaced_is_not_gone_back_to() {
 }
 
 #[test]
+fn a_memory_of_the_last_timeline_there_can_be_is_no_end() {
+    let last = Seen {
+        followed: Some(i32::MAX),
+        ..Seen::default()
+    };
+    assert_eq!(last.to_replace(), Some(i32::MAX));
+}
+
+#[test]
 fn another_installation_is_none_of_ours() {
     let of = |installation| {
         Sight::Primary(Facts {

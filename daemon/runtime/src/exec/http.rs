@@ -17,7 +17,7 @@ use tenure_protocol::verdict::{Ended, Verdict, explained, http_verdict, retry_af
 use tenure_protocol::webhook::{Secret, SecretError};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Executor, StopSignal, Task, after, next_order, stopped};
+use super::{Executor, Limits, StopSignal, Task, after, next_order, stopped};
 use crate::settings::HttpSettings;
 
 /// An idle connection is kept for less time than servers do (Gunicorn 2 s, Node 5 s), so that ours is rarely used at the
@@ -181,6 +181,7 @@ pub(super) async fn run(
 }
 
 async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended {
+    let address = handler.address();
     let until = after(task.timeout);
     let deadline = task.deadline();
     let body = task.envelope(&deadline);
@@ -190,20 +191,25 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
         .post(handler.url.clone())
         .headers(headers)
         .body(body);
-    let no_answer = |why: &str| {
-        let address = handler.address();
-        Ended::because(Verdict::RETRY, format!("no answer from {address}{why}"))
-    };
-    let mut response = match timeout_at(until, request.send()).await {
-        Ok(Ok(response)) => response,
-        Ok(Err(error)) => return no_answer(&format!(": {}", chain(error))),
-        Err(_) => {
-            return no_answer(&format!(
-                " within {}",
-                humantime::format_duration(task.timeout)
-            ));
-        }
-    };
+    let no_answer =
+        |why: &str| Ended::because(Verdict::RETRY, format!("no answer from {address}{why}"));
+    match timeout_at(until, request.send()).await {
+        Ok(Ok(response)) => answered(executor.limits, &address, response, until).await,
+        Ok(Err(error)) => no_answer(&format!(": {}", chain(error))),
+        Err(_) => no_answer(&format!(
+            " within {}",
+            humantime::format_duration(task.timeout)
+        )),
+    }
+}
+
+/// What the answer from `address` means; its body is read until then.
+pub(crate) async fn answered(
+    limits: Limits,
+    address: &str,
+    mut response: Response,
+    until: Instant,
+) -> Ended {
     let status = response.status();
     let asked = response
         .headers()
@@ -214,13 +220,13 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
         asked.and_then(|value| retry_after(value, wall_clock())),
     );
     let (limit, until) = match verdict {
-        Verdict::Done => (executor.limits.result, until),
+        Verdict::Done => (limits.result, until),
         // The status has said it; the body only explains.
-        _ => (executor.limits.log, until.min(after(EXPLANATION))),
+        _ => (limits.log, until.min(after(EXPLANATION))),
     };
     let (output, broken) = read(&mut response, limit, until).await;
 
-    let what = format!("HTTP {status} from {}", handler.address());
+    let what = format!("HTTP {status} from {address}");
     let ended = match (verdict, broken) {
         (Verdict::Done, None) => Ended::answered(&output),
         (Verdict::Done, Some(why)) => Ended::because(
@@ -243,10 +249,7 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
     };
     Ended {
         http_status: Some(status.as_u16()),
-        log_tail: ended
-            .error
-            .as_ref()
-            .and_then(|_| output.tail(executor.limits.log)),
+        log_tail: ended.error.as_ref().and_then(|_| output.tail(limits.log)),
         ..ended
     }
 }

@@ -20,6 +20,8 @@ use uuid::Uuid;
 use crate::guard::Guard;
 use crate::settings::{ExecSettings, HandlerKind};
 
+#[cfg(fuzzing)]
+pub(crate) use http::answered;
 pub use http::{Clients, HttpHandler, PrepareError};
 
 /// Longer durations are taken for this one, so that adding them to a clock cannot overflow.
@@ -161,7 +163,7 @@ impl Task {
 }
 
 /// The moment when `duration` will have passed.
-fn after(duration: Duration) -> Instant {
+pub(crate) fn after(duration: Duration) -> Instant {
     Instant::now() + duration.min(LONGEST)
 }
 
