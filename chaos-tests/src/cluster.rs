@@ -4,7 +4,6 @@
 //! whatever it is about in between. The cluster notes what it does to whom and when, since the verdict needs it.
 
 use std::ops::{Deref, DerefMut};
-use std::thread;
 
 use tenure_embedded::{Options, Server};
 use tenure_verdict::uptime;
@@ -13,6 +12,7 @@ use crate::fleet::Fleet;
 use crate::lab::Lab;
 use crate::plan::{Plan, way};
 use crate::proxy::Proxy;
+use crate::servers;
 
 /// See the module. Everything in it ends when it is dropped. Its [`Fleet`] is at hand as if it were part of it.
 #[derive(Debug)]
@@ -46,13 +46,7 @@ impl<'a> Cluster<'a> {
     #[must_use]
     pub fn start(scenario: &'a str, plan: Plan<'a>) -> Self {
         let primary = Server::start(Self::options()).expect("PostgreSQL starts");
-        let others: Vec<Server> = thread::scope(|scope| {
-            let started = [(); 2].map(|()| scope.spawn(|| primary.standby()));
-            started
-                .into_iter()
-                .map(|thread| thread.join().expect("no panic").expect("a standby starts"))
-                .collect()
-        });
+        let others = servers::two_standbys(&primary);
         let ports = [primary.port(), others[0].port(), others[1].port()];
         let (url, proxies) = way(plan.route, &ports);
         Self {
@@ -82,19 +76,8 @@ impl<'a> Cluster<'a> {
     pub fn backlog(&mut self) {
         self.enqueue("ticks-4", 60);
         let target = self.lab.server.position().expect("the primary answers");
-        let streaming: Vec<&Server> = self
-            .others
-            .iter()
-            .filter(|server| streams(server))
-            .collect();
-        self.lab.wait_for(|| {
-            let behind = streaming
-                .iter()
-                .find(|server| server.position().unwrap_or_default() < target);
-            behind.map_or(Ok(()), |server| {
-                Err(format!("the standby {} is behind", server.port()))
-            })
-        });
+        self.lab
+            .wait_for(|| servers::have_all(&self.others, target));
     }
 
     /// Does this to the primary. It is the fault from which on a switch is measured, if there is none already.
@@ -107,27 +90,14 @@ impl<'a> Cluster<'a> {
     /// Ends replication to all standbys: what commits now is lost by the next switch.
     pub fn cut_replication(&mut self) {
         self.note_unreplicated();
-        for standby in self.others.iter().filter(|server| streams(server)) {
-            standby.cut_replication().expect("replication can be cut");
-        }
+        servers::cut_replication(&self.others);
     }
 
     /// Promotes the standby that is furthest, and lets the others follow it where they can. The old primary is left as it is.
     pub fn promote(&mut self) {
-        let place = |index: &usize| self.others[*index].position().unwrap_or_default();
-        let furthest = (0..self.others.len())
-            .filter(|&index| self.others[index].is_standby().unwrap_or(false))
-            .max_by_key(place)
-            .expect("there is a standby");
+        let furthest = servers::furthest(&self.others);
         self.promote_this(furthest);
-        // In its place there is the old primary now, which may be frozen: nobody asks it.
-        let others = self.others.iter().enumerate();
-        for (_, standby) in others.filter(|(index, _)| *index != furthest) {
-            if standby.is_standby().unwrap_or(false) {
-                let healed = standby.heal_replication(&self.lab.server);
-                healed.expect("the other standby follows");
-            }
-        }
+        servers::follow(&self.others, furthest, &self.fleet.lab.server);
     }
 
     /// Promotes this one of the others, and no more.
@@ -164,8 +134,4 @@ impl<'a> Cluster<'a> {
             .chain(others)
             .collect()
     }
-}
-
-fn streams(server: &Server) -> bool {
-    server.pid().is_some() && server.is_standby().unwrap_or(false)
 }

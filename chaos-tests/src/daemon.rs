@@ -18,7 +18,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub(crate) fn spawn(mut command: Command, log: PathBuf) -> Self {
+    /// Starts it. What it logs is in the file `log`.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn spawn(mut command: Command, log: PathBuf) -> Self {
         let child = command.spawn().expect("the daemon starts");
         Self { child, log }
     }

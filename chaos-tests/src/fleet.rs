@@ -13,11 +13,12 @@ use tenure_verdict::{Line, Said, Times, What, uptime};
 
 use crate::daemon::Daemon;
 use crate::http;
-use crate::lab::{Lab, Servers, UNFINISHED};
+use crate::lab::{Lab, UNFINISHED};
 use crate::plan::Plan;
-use crate::producers::{Notes, Producers};
+use crate::producers::{Notes, Producers, enqueue};
 use crate::random::Random;
 use crate::report::Report;
+use crate::servers::Servers;
 use crate::watch::Watch;
 
 /// The daemons' names.
@@ -108,6 +109,7 @@ impl<'a, S: Servers> Fleet<'a, S> {
         self.producers = Some(Producers::start(
             ports,
             self.plan.mix,
+            enqueue,
             &mut self.random,
             &self.notes,
         ));

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tenure_embedded::{Options, Row, Server, Sql, SqlError};
 
 use crate::daemon::Daemon;
+use crate::servers::Servers;
 use tenure_verdict::{Fault, Shown, judge};
 use tenure_verdict::{Line, What, read};
 
@@ -20,37 +21,6 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How many jobs are not completed.
 pub const UNFINISHED: &str = "SELECT count(*) FROM tenure.jobs WHERE status <> 'completed'";
-
-/// What is behind a lab: one server, or several of which one at a time is the primary.
-pub trait Servers {
-    /// Logs in to the present primary, as superuser.
-    ///
-    /// # Errors
-    /// When none answers.
-    fn log_in(&self, database: &str) -> Result<Sql, SqlError>;
-
-    /// The port of the present primary.
-    fn primary(&self) -> u16;
-
-    /// Everything that they have logged.
-    fn logged(&self) -> String;
-}
-
-impl Servers for Server {
-    fn log_in(&self, database: &str) -> Result<Sql, SqlError> {
-        self.sql(database)
-    }
-
-    fn primary(&self) -> u16 {
-        self.port()
-    }
-
-    fn logged(&self) -> String {
-        // One that never started has none.
-        let log = fs::read(self.log_file()).unwrap_or_default();
-        String::from_utf8_lossy(&log).into_owned()
-    }
-}
 
 /// See the module. Everything in it ends when it is dropped.
 #[derive(Debug)]
@@ -89,6 +59,14 @@ impl<S: Servers> Lab<S> {
     /// Makes the database on `server` and migrates it by `tenure migrate up`. Daemons and commands find it at `url`.
     #[must_use]
     pub fn on(server: S, url: String) -> Self {
+        let lab = Self::bare(server, url);
+        lab.migrate();
+        lab
+    }
+
+    /// Makes the database on `server` and leaves it empty.
+    #[must_use]
+    pub fn bare(server: S, url: String) -> Self {
         let lab = Self {
             server,
             url,
@@ -99,13 +77,17 @@ impl<S: Servers> Lab<S> {
         let mut sql = lab.server.log_in("postgres").expect("a server answers");
         sql.run("CREATE DATABASE app")
             .expect("a database can be made");
-        let said = lab.tenure(&["migrate", "up"]);
+        lab
+    }
+
+    /// Runs `tenure migrate up`.
+    pub fn migrate(&self) {
+        let said = self.tenure(&["migrate", "up"]);
         assert!(
             said.status.success(),
             "{}",
             String::from_utf8_lossy(&said.stderr)
         );
-        lab
     }
 
     /// A path in the lab's own folder.

@@ -15,7 +15,8 @@ use tenure_embedded::{Programs, Sql, SqlError, children};
 
 use crate::fleet::free_ports;
 use crate::http;
-use crate::lab::{Servers, wait_for};
+use crate::lab::wait_for;
+use crate::servers::Servers;
 use crate::service::Service;
 
 /// How long a server may take to answer a question.

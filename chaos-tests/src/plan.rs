@@ -56,7 +56,7 @@ impl Default for Plan<'_> {
 }
 
 /// Jobs from 0.2 to 6 seconds; the short ones are many.
-const MIX: [&str; 12] = [
+pub const MIX: [&str; 12] = [
     "ticks-0",
     "ticks-0",
     "ticks-0",

@@ -12,21 +12,35 @@ use std::time::Duration;
 use tenure_embedded::{Sql, SqlError};
 
 use crate::random::Random;
-use tenure_verdict::switches::Enqueue;
-use tenure_verdict::uptime;
+use tenure_verdict::{switches, uptime};
 
 /// How long a server may be silent before a producer asks anew.
 const SILENCE: Duration = Duration::from_secs(1);
 
+/// The statement that puts in a job of this type and returns its id. Some jobs are to pass by all that waits.
+pub type Enqueue = fn(job_type: &str, passes_by: bool) -> String;
+
+/// How tenure does it.
+#[must_use]
+pub fn enqueue(job_type: &str, passes_by: bool) -> String {
+    let priority = if passes_by { -1 } else { 0 };
+    format!("SELECT tenure.enqueue('{job_type}', priority => {priority}, max_attempts => 1000)")
+}
+
 /// The notes of acknowledged enqueues, one line each, in a file.
 #[derive(Debug, Clone)]
-pub(crate) struct Notes {
+pub struct Notes {
     path: PathBuf,
     file: Arc<Mutex<File>>,
 }
 
 impl Notes {
-    pub(crate) fn new(path: PathBuf) -> Self {
+    /// Notes in this file, which are none yet.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
         let file = File::create(&path).expect("a file can be made");
         Self {
             path,
@@ -35,13 +49,21 @@ impl Notes {
     }
 
     /// The server on `port` has acknowledged this just now.
-    pub(crate) fn write(&self, id: &str, job_type: &str, port: u16) {
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self, id: &str, job_type: &str, port: u16) {
         let mut file = self.file.lock().expect("no writer panics");
         writeln!(file, "{id} {job_type} {} {port}", uptime().as_millis())
             .expect("a line can be written");
     }
 
-    pub(crate) fn read(&self) -> Vec<Enqueue> {
+    /// What stands there.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn read(&self) -> Vec<switches::Enqueue> {
         let text = fs::read_to_string(&self.path).expect("the notes can be read");
         let complete = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
         complete
@@ -51,9 +73,9 @@ impl Notes {
     }
 }
 
-fn parse(line: &str) -> Option<Enqueue> {
+fn parse(line: &str) -> Option<switches::Enqueue> {
     match line.split(' ').collect::<Vec<_>>()[..] {
-        [id, job_type, at, port] => Some(Enqueue {
+        [id, job_type, at, port] => Some(switches::Enqueue {
             id: id.to_owned(),
             job_type: job_type.to_owned(),
             at: Duration::from_millis(at.parse().ok()?),
@@ -65,14 +87,21 @@ fn parse(line: &str) -> Option<Enqueue> {
 
 /// Running producers. Dropping them ends them.
 #[derive(Debug)]
-pub(crate) struct Producers {
+pub struct Producers {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Producers {
     /// Starts one for each of these ports; `mix` is what they enqueue, each entry as likely as the next.
-    pub(crate) fn start(ports: &[u16], mix: &[&str], random: &mut Random, notes: &Notes) -> Self {
+    #[must_use]
+    pub fn start(
+        ports: &[u16],
+        mix: &[&str],
+        enqueue: Enqueue,
+        random: &mut Random,
+        notes: &Notes,
+    ) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let threads = ports
             .iter()
@@ -80,6 +109,7 @@ impl Producers {
                 let producer = Producer {
                     port,
                     mix: mix.iter().map(|&job_type| job_type.to_owned()).collect(),
+                    enqueue,
                     random: Random::new(random.below(u64::MAX)),
                     notes: notes.clone(),
                     over: Arc::clone(&over),
@@ -91,7 +121,10 @@ impl Producers {
     }
 
     /// Ends them; nothing is enqueued when this returns.
-    pub(crate) fn stop(&mut self) {
+    ///
+    /// # Panics
+    /// When one has.
+    pub fn stop(&mut self) {
         self.over.store(true, SeqCst);
         for thread in self.threads.drain(..) {
             assert!(thread.join().is_ok(), "a producer panicked");
@@ -108,6 +141,7 @@ impl Drop for Producers {
 struct Producer {
     port: u16,
     mix: Vec<String>,
+    enqueue: Enqueue,
     random: Random,
     notes: Notes,
     over: Arc<AtomicBool>,
@@ -117,10 +151,10 @@ impl Producer {
     fn run(mut self) {
         let mut open: Option<Sql> = None;
         while !self.over.load(SeqCst) {
-            let done = match open.as_mut() {
+            let done = match &mut open {
                 None => Sql::connect_within(SILENCE, self.port, "app", "postgres")
                     .map(|sql| open = Some(sql)),
-                Some(sql) => enqueue_one(sql, &mut self.random, &self.mix, &self.notes, self.port),
+                Some(sql) => self.enqueue_one(sql),
             };
             match done {
                 Ok(()) => {}
@@ -131,25 +165,17 @@ impl Producer {
             thread::sleep(Duration::from_millis(20 + self.random.below(60)));
         }
     }
-}
 
-fn enqueue_one(
-    sql: &mut Sql,
-    random: &mut Random,
-    mix: &[String],
-    notes: &Notes,
-    port: u16,
-) -> Result<(), SqlError> {
-    let job_type = random.choose(mix).clone();
-    // Some pass by all that waits, so that of what was enqueued last some was claimed.
-    let priority = if random.below(3) == 0 { -1 } else { 0 };
-    let rows = sql.run(&format!(
-        "SELECT tenure.enqueue('{job_type}', priority => {priority}, max_attempts => 1000)"
-    ))?;
-    if let Some(id) = rows.into_iter().flatten().flatten().next() {
-        notes.write(&id, &job_type, port);
+    fn enqueue_one(&mut self, sql: &mut Sql) -> Result<(), SqlError> {
+        let job_type = self.random.choose(&self.mix).clone();
+        // So that of what was enqueued last some was claimed.
+        let passes_by = self.random.below(3) == 0;
+        let rows = sql.run(&(self.enqueue)(&job_type, passes_by))?;
+        if let Some(id) = rows.into_iter().flatten().flatten().next() {
+            self.notes.write(&id, &job_type, self.port);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

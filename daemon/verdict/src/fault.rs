@@ -70,7 +70,7 @@ impl fmt::Display for Fault {
 }
 
 /// Statuses in which a job stays.
-pub(crate) const OUTCOMES: [&str; 4] = ["completed", "failed", "discarded", "cancelled"];
+pub const OUTCOMES: [&str; 4] = ["completed", "failed", "discarded", "cancelled"];
 
 /// Judges a history that is over: `lines` of the witnesses, the jobs whose enqueue was `acknowledged`, and what the
 /// database shows. No fault is reported twice.

@@ -10,6 +10,6 @@ pub mod switches;
 mod times;
 mod witness;
 
-pub use fault::{Fault, Shown, judge};
+pub use fault::{Fault, OUTCOMES, Shown, judge};
 pub use times::{Said, Times};
 pub use witness::{Line, What, read, uptime};
