@@ -293,7 +293,6 @@ pub fn switched(switch: &Switch) {
         ("rerun", switch.rerun),
         ("stopped", switch.stopped),
         ("set_aside", switch.set_aside),
-        ("ran_twice", switch.ran_twice),
     ];
     for (what, count) in jobs {
         counter!("tenure_switch_jobs_total", "what" => what)
@@ -311,7 +310,6 @@ pub fn switched(switch: &Switch) {
         rerun = switch.rerun,
         stopped = switch.stopped,
         set_aside = switch.set_aside,
-        ran_twice = switch.ran_twice,
         uncovered_seconds = switch.uncovered_sec,
         absent_workers = switch.absent_workers.as_ref().map_or(0, Vec::len),
         "A switch of the database is over. `tenure cluster switches show {} --jobs` lists the jobs.",

@@ -56,8 +56,10 @@ enum Line {
     Answered(Token, Beat),
     /// What was answered before this heartbeat is safe, or forgotten.
     Gone(Beat),
+    /// As an earlier version wrote which servers were seen: system and timeline.
+    Seen(i64, i32),
     /// Which servers were seen.
-    Seen(Seen),
+    Saw(Seen),
     /// The worker was known to the database, in seconds since 1970 by this machine's clock.
     Lives(u64),
 }
@@ -192,7 +194,7 @@ impl Journal {
     /// Of the file.
     pub(crate) fn seen(&mut self, seen: Seen) -> io::Result<()> {
         self.seen = seen;
-        self.append(&Line::Seen(seen))
+        self.append(&Line::Saw(seen))
     }
 
     /// Whether it is time to note again that the worker lives.
@@ -235,7 +237,7 @@ impl Journal {
         let mut open = open.peekable();
         let head = [
             worker.map(Line::Worker),
-            Some(Line::Seen(self.seen)).filter(|_| self.seen != Seen::default()),
+            Some(Line::Saw(self.seen)).filter(|_| self.seen != Seen::default()),
             Some(Line::Gone(remembered.covers_from()))
                 .filter(|_| remembered.covers_from() > Beat(0)),
             Some(Line::Lives(self.lived_at)).filter(|_| self.lived_at > 0),
@@ -353,7 +355,14 @@ fn read(file: &File) -> io::Result<Legacy> {
                 answered.retain(|(before, _)| *before > beat);
                 legacy.covers_from = beat;
             }
-            Ok(Line::Seen(seen)) => legacy.seen = seen,
+            Ok(Line::Seen(system, timeline)) => {
+                legacy.seen = Seen {
+                    system: Some(system),
+                    timeline: Some(timeline),
+                    ..Seen::default()
+                };
+            }
+            Ok(Line::Saw(seen)) => legacy.seen = seen,
             Ok(Line::Lives(at)) => legacy.recent = seconds() < at.saturating_add(RECENT.as_secs()),
             Err(_) => {}
         }

@@ -62,7 +62,7 @@ pub struct Switch {
     pub stopped: i64,
     /// Made dead letters, since nobody knows whether they ran.
     pub set_aside: i64,
-    /// Completed by a worker that reached only an older primary, and run again here.
+    /// Runs that completed after they had lost their lease, of jobs that another run has or will end; since this epoch began.
     pub ran_twice: i64,
     /// Workers that did not come back.
     pub absent_workers: Option<Vec<Uuid>>,

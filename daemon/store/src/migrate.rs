@@ -1,4 +1,4 @@
-//! Migrations: numbered files, each in one transaction, under one lock.
+//! Migrations: numbered files, each in one transaction (two of them together in one), under one lock.
 //!
 //! The files are part of the program. What was applied stands in `migration` with a checksum; a database that has a breaking
 //! migration which this program does not know is refused.
@@ -32,7 +32,7 @@ macro_rules! migrations {
 }
 migrations! {
     "0001_tables" "0002_enqueue" "0003_worker" "0004_ends" "0005_sweep" "0006_reattach" "0007_person" "0008_views" "0009_roles"
-    "0010_switches" "0011_effects" "0012_replay" "0013_corrections"
+    "0010_switches" "0011_effects" "0012_replay" "0013_corrections" "0014_ran_twice"
 }
 
 impl Migration {
@@ -96,6 +96,9 @@ pub enum MigrateError {
     #[error(transparent)]
     Store(#[from] StoreError),
 }
+
+/// The sweep of the first needs what the second makes, and daemons work on between two steps.
+const ONE_STEP: [&str; 2] = ["0010_switches", "0011_effects"];
 
 /// Where the roles are there, gives them what this migration made, and nobody else anything.
 const GRANT: &str = "DO $grant$ BEGIN IF pg_catalog.to_regprocedure('grant_roles()') IS NOT NULL THEN PERFORM grant_roles(); END IF; END $grant$";
@@ -208,17 +211,23 @@ impl<'s> Migrator<'s> {
         let quoted = format!("\"{}\"", self.schema.replace('"', "\"\""));
         let mut applied = Vec::new();
         refuse_newer(&self.status().await?)?;
-        for migration in MIGRATIONS {
-            if self.apply(&quoted, migration).await? {
-                applied.push(migration.name.to_owned());
-            }
+        let mut rest = MIGRATIONS;
+        while let Some(first) = rest.first() {
+            let count = if first.name == ONE_STEP[0] {
+                ONE_STEP.len()
+            } else {
+                1
+            };
+            let (step, later) = rest.split_at(count.min(rest.len()));
+            applied.extend(self.apply(&quoted, step).await?);
+            rest = later;
         }
         Ok(applied)
     }
 
-    /// Applies one migration unless it stands already, and says which it was. Waits for locks only briefly and tries again, so
-    /// that it never holds up the claims that queue behind it.
-    async fn apply(&self, quoted: &str, migration: &Migration) -> Result<bool, MigrateError> {
+    /// Applies the migrations of one step that do not stand already, all or none, and says which these were. Waits for locks only
+    /// briefly and tries again, so that it never holds up the claims that queue behind it.
+    async fn apply(&self, quoted: &str, step: &[Migration]) -> Result<Vec<String>, MigrateError> {
         let start = format!(
             "SET lock_timeout = '{}ms'; SET statement_timeout = 0; BEGIN; \
              SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('tenure migrate'), pg_catalog.hashtext({})); \
@@ -230,29 +239,49 @@ impl<'s> Migrator<'s> {
             // Not CREATE SCHEMA IF NOT EXISTS: that asks for the right to make one also when it is there.
             literal(quoted)
         );
-        let failed = |error| MigrateError::Failed {
-            name: migration.name.to_owned(),
-            error,
-        };
         let mut tries = 0;
         loop {
             tries += 1;
-            let result = self.attempt(&start, migration).await;
-            let end = if matches!(result, Ok(true)) {
+            let result = self.attempt(&start, step).await;
+            let end = if matches!(&result, Ok(done) if !done.is_empty()) {
                 "COMMIT"
             } else {
                 "ROLLBACK"
             };
             let ended = self.session.batch("migrate", end).await;
+            let failed = |name: &str, error| MigrateError::Failed {
+                name: name.to_owned(),
+                error,
+            };
             match (result, ended) {
                 (Ok(done), Ok(())) => return Ok(done),
-                (Err(StoreError::Repeat(_)), _) if tries < TRIES => {}
-                (Err(error), _) | (Ok(_), Err(error)) => return Err(failed(error)),
+                (Err((_, StoreError::Repeat(_))), _) if tries < TRIES => {}
+                (Err((name, error)), _) => return Err(failed(name, error)),
+                (Ok(_), Err(error)) => {
+                    return Err(failed(step.first().map_or("", |it| it.name), error));
+                }
             }
         }
     }
 
-    async fn attempt(&self, start: &str, migration: &Migration) -> Result<bool, StoreError> {
+    /// Says which one failed.
+    async fn attempt<'m>(
+        &self,
+        start: &str,
+        step: &'m [Migration],
+    ) -> Result<Vec<String>, (&'m str, StoreError)> {
+        let mut done = Vec::new();
+        for (at, migration) in step.iter().enumerate() {
+            let start = if at == 0 { start } else { "" };
+            let applied = self.attempt_one(start, migration).await;
+            if applied.map_err(|error| (migration.name, error))? {
+                done.push(migration.name.to_owned());
+            }
+        }
+        Ok(done)
+    }
+
+    async fn attempt_one(&self, start: &str, migration: &Migration) -> Result<bool, StoreError> {
         self.session.batch("migrate", start).await?;
         let known = self
             .session

@@ -164,14 +164,16 @@ impl History<'_> {
 
     /// Whether the present primary, and any that came between, had the commit.
     fn kept(&self, enqueue: &Enqueue) -> bool {
+        // What a new primary itself has acknowledged was not there to be taken over by it, or by one before it.
+        let reigns = self
+            .switches
+            .iter()
+            .filter(|switch| switch.server == enqueue.server && switch.writable <= enqueue.at);
+        let since = reigns.map(|switch| switch.writable).max();
         self.switches.iter().all(|switch| {
-            // What this new primary itself has acknowledged, or one after it, was not there to be taken over.
-            let later = self.switches.iter().any(|other| {
-                other.writable >= switch.writable
-                    && other.server == enqueue.server
-                    && other.writable <= enqueue.at
-            });
-            later || enqueue.at < switch.since || switch.jobs.contains(&enqueue.id)
+            since.is_some_and(|since| switch.writable <= since)
+                || enqueue.at < switch.since
+                || switch.jobs.contains(&enqueue.id)
         })
     }
 

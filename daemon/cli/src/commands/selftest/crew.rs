@@ -9,14 +9,15 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
+use tenure_embedded::Leash;
 use tenure_verdict::switches::Absence;
 use tenure_verdict::uptime;
 
 use super::place::SCHEMA;
 use crate::output::Failure;
 
-/// From one look whether it has ended to the next.
-const LOOK: Duration = Duration::from_millis(20);
+/// How long a daemon may take to end after SIGTERM: it waits for its handlers, at most 30 s.
+const STOPPING: Duration = Duration::from_secs(90);
 
 /// What can befall a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,12 +46,18 @@ pub(super) struct Use {
     pub(super) open_files: usize,
 }
 
+struct Member {
+    child: Child,
+    // Should this process be killed, the daemon ends too.
+    _leash: Leash,
+}
+
 /// The daemons. They and their handlers end when this is dropped.
 pub(super) struct Crew {
     binary: PathBuf,
     folder: PathBuf,
     environment: Vec<(&'static str, String)>,
-    members: Vec<Child>,
+    members: Vec<Member>,
     /// When which of them could not speak.
     pub(super) absences: Vec<Absence>,
 }
@@ -98,7 +105,7 @@ impl Crew {
         self.folder.join(format!("daemon-{number}.{extension}"))
     }
 
-    fn spawn(&self, number: usize) -> Result<Child, Failure> {
+    fn spawn(&self, number: usize) -> Result<Member, Failure> {
         let log = File::options()
             .create(true)
             .append(true)
@@ -121,11 +128,18 @@ impl Crew {
                 .stderr(log)
                 .spawn()
         });
-        child.map_err(|error| Failure::failed(format!("a daemon does not start: {error}")))
+        let child =
+            child.map_err(|error| Failure::failed(format!("a daemon does not start: {error}")))?;
+        // A folder that is not there: notes and logs are to stay.
+        let leash = Leash::tie(child.id().cast_signed(), &self.folder.join("nothing"));
+        Ok(Member {
+            child,
+            _leash: leash.map_err(|error| Failure::failed(error.to_string()))?,
+        })
     }
 
     fn pid(&self, number: usize) -> i32 {
-        self.members[number].id().cast_signed()
+        self.members[number].child.id().cast_signed()
     }
 
     fn signal(&self, number: usize, signal: Signal) -> Result<(), Failure> {
@@ -178,10 +192,17 @@ impl Crew {
     }
 
     fn wait(&mut self, number: usize) -> Result<Option<i32>, Failure> {
+        let begun = uptime();
         loop {
-            match self.members[number].try_wait() {
+            match self.members[number].child.try_wait() {
                 Ok(Some(status)) => return Ok(status.code()),
-                Ok(None) => thread::sleep(LOOK),
+                Ok(None) if uptime().saturating_sub(begun) > STOPPING => {
+                    return Err(Failure::failed(format!(
+                        "daemon {number} does not end within {STOPPING:?} after SIGTERM"
+                    ))
+                    .hint(format!("see {}", self.file(number, "log").display())));
+                }
+                Ok(None) => thread::sleep(super::LOOK),
                 Err(error) => {
                     return Err(Failure::failed(format!("daemon {number} is lost: {error}")));
                 }
@@ -201,7 +222,10 @@ impl Crew {
                 open_files: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count(),
             })
         };
-        let uses = self.members.iter().filter_map(|member| of(member.id()));
+        let uses = self
+            .members
+            .iter()
+            .filter_map(|member| of(member.child.id()));
         uses.reduce(|one, other| Use {
             memory_kib: one.memory_kib.max(other.memory_kib),
             open_files: one.open_files.max(other.open_files),
@@ -211,7 +235,7 @@ impl Crew {
     /// Whether one has ended by itself, which none should.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         for number in 0..self.members.len() {
-            if let Ok(Some(status)) = self.members[number].try_wait() {
+            if let Ok(Some(status)) = self.members[number].child.try_wait() {
                 return Err(Failure::failed(format!(
                     "daemon {number} has ended by itself ({status})"
                 ))
@@ -243,8 +267,8 @@ impl Drop for Crew {
     fn drop(&mut self) {
         for member in &mut self.members {
             // Most have ended; their guards end the handlers of the others.
-            let _ = member.kill();
-            let _ = member.wait();
+            let _ = member.child.kill();
+            let _ = member.child.wait();
         }
     }
 }

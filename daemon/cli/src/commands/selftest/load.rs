@@ -11,14 +11,15 @@ use tokio::task::JoinSet;
 
 use super::notes::Notes;
 
-/// Between two enqueues of one producer: at least, and at most that much more.
-const PAUSE: (u64, u64) = (20, 60);
+/// Between two enqueues, for one daemon: at least, and at most that much more, in milliseconds. A job takes half a second of one of its
+/// four slots: half of what the daemons can do is asked of them.
+const PAUSE: (u64, u64) = (150, 200);
 
 /// What is enqueued, each as likely as the next: the number of ticks of a tenth of a second.
 const MIX: [u32; 10] = [0, 0, 0, 2, 2, 2, 2, 5, 5, 20];
 
-/// More than can run at once, so that a fault finds jobs that nobody has started.
-const BACKLOG: usize = 60;
+/// For each daemon, more than it can run at once, so that a fault finds jobs that nobody has started.
+const BACKLOG: usize = 16;
 
 /// Running producers.
 pub(super) struct Load {
@@ -39,6 +40,7 @@ impl Load {
         runtime: &tokio::runtime::Handle,
         target: &Target,
         notes: &Arc<Notes>,
+        daemons: usize,
         random: &mut fastrand::Rng,
     ) -> Self {
         let wishes = Arc::<Wishes>::default();
@@ -51,6 +53,7 @@ impl Load {
                 },
                 server: u16::try_from(host).unwrap_or(u16::MAX),
                 notes: Arc::clone(notes),
+                daemons,
                 random: random.fork(),
                 wishes: Arc::clone(&wishes),
             };
@@ -75,6 +78,7 @@ struct Producer {
     target: Target,
     server: u16,
     notes: Arc<Notes>,
+    daemons: usize,
     random: fastrand::Rng,
     wishes: Arc<Wishes>,
 }
@@ -93,15 +97,16 @@ impl Producer {
             {
                 open = Some(session);
             }
-            let pause = PAUSE.0 + self.random.u64(..PAUSE.1);
-            tokio::time::sleep(Duration::from_millis(pause)).await;
+            let pause = Duration::from_millis(PAUSE.0 + self.random.u64(..PAUSE.1));
+            let daemons = u32::try_from(self.daemons).unwrap_or(u32::MAX);
+            tokio::time::sleep(pause / daemons).await;
         }
     }
 
     async fn enqueue(&mut self, session: &Session) -> bool {
         let many = self.wishes.backlog.load(Ordering::Relaxed);
         let (ticks, count) = match many {
-            true => (4, BACKLOG),
+            true => (4, BACKLOG * self.daemons),
             false => (self.random.choice(MIX).unwrap_or_default(), 1),
         };
         let job_type = format!("selftest-{ticks}");

@@ -18,10 +18,12 @@ pub(crate) mod witness;
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use tenure_runtime::daemon::targets;
 use tenure_store::error::StoreError;
 use tenure_store::session::{Session, Target};
@@ -42,13 +44,16 @@ use report::{Injected, Result as Results};
 use theirs::Injection;
 
 /// For so long all goes well between two faults: at least, and at most that much more.
-const CALM: (u64, u64) = (2_000, 3_000);
+const CALM: (u64, u64) = (2_000, 1_500);
 
 /// How long work may take to go on after a fault, and to come to its end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The longest that a job has to wait for a worker that is dead: its lease, and then a sweep.
 const LATE: Duration = Duration::from_secs(12);
+
+/// The daemons' leases are trusted for 5.5 s: what runs when an outage is longer may be ended before its end, and run again.
+const TRUSTED: Duration = Duration::from_secs(4);
 
 /// From one look to the next.
 const LOOK: Duration = Duration::from_millis(50);
@@ -81,12 +86,24 @@ pub(super) fn selftest(context: &Context, arguments: &SelftestArguments) -> Resu
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("the system gives no threads: {error}")))?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The first one ends the faults, and the result is that of what was; the second one ends all at once.
+        let registered =
+            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&interrupted))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)));
+        registered.map_err(|error| Failure::failed(format!("signals cannot be heard: {error}")))?;
+    }
+    let folder = Folder::new(arguments.keep.as_deref())?;
     let (servers, database) = servers(context, arguments)?;
+    if matches!(&servers, Servers::Theirs(none) if none.is_empty()) && arguments.spare_daemons {
+        return Err(Failure::usage("there is nothing to strike with")
+            .hint("name commands, such as --kill-primary, or leave out --spare-daemons"));
+    }
     let (_, mut target) = targets(&database).map_err(|error| Failure::usage(error.to_string()))?;
     runtime.block_on(refuse_what_matters(&target))?;
     target.schema = SCHEMA.to_owned();
     runtime.block_on(make_schema(&target))?;
-    let folder = Folder::new(arguments.keep.as_deref())?;
     let mut test = Test {
         context,
         arguments,
@@ -97,16 +114,29 @@ pub(super) fn selftest(context: &Context, arguments: &SelftestArguments) -> Resu
         target,
         folder,
         runtime,
+        interrupted,
         injected: Vec::new(),
         used: None,
     };
     let played = test.play();
-    let result = played.and_then(|()| test.judge());
+    // Also of a test that went wrong there is a verdict.
+    let result = test.judge().map(|mut results| {
+        if let Err(failure) = &played {
+            results.violations.push(failure.to_string());
+        } else if test.injected.is_empty() {
+            results
+                .violations
+                .push("no fault was injected: the time was too short".to_owned());
+        }
+        results
+    });
     match result {
         Ok(results) if results.violations.is_empty() => {
-            test.runtime.block_on(drop_schema(&test.target))?;
             context.output.print(&results)?;
             context.note(&results.sentence());
+            if let Err(failure) = test.runtime.block_on(drop_schema(&test.target)) {
+                context.warn(&format!("the schema {SCHEMA} is left: {failure}"));
+            }
             if let Some((early, last)) = results.used {
                 context.note(&format!(
                     "The largest daemon: {} KiB of memory early and {} at the end, {} open files and {}.",
@@ -146,6 +176,8 @@ struct Test<'a> {
     target: Target,
     folder: Folder,
     runtime: Runtime,
+    /// Somebody wants it to end.
+    interrupted: Arc<AtomicBool>,
     injected: Vec<Injected>,
     /// What the daemons used after a tenth of the time, and last.
     used: Option<(Use, Use)>,
@@ -166,7 +198,7 @@ impl Test<'_> {
             self.runtime.handle(),
         );
         let handle = self.runtime.handle().clone();
-        let load = Load::start(&handle, &self.target, &self.notes, &mut self.random);
+        let load = Load::start(&handle, &self.target, &self.notes, count, &mut self.random);
         let played = self.inject(&load, &mut seen);
         self.runtime.block_on(load.stop());
         played?;
@@ -191,7 +223,7 @@ impl Test<'_> {
             {
                 self.used = Some((self.used.map_or(now, |(early, _)| early), now));
             }
-            if passed >= self.arguments.duration {
+            if passed >= self.arguments.duration || self.interrupted.load(Ordering::Relaxed) {
                 progress.finish_and_clear();
                 return Ok(());
             }
@@ -225,7 +257,7 @@ impl Test<'_> {
 
     fn rest(&self, span: Duration, begun: Duration, progress: &ProgressBar) {
         let until = uptime() + span;
-        while uptime() < until {
+        while uptime() < until && !self.interrupted.load(Ordering::Relaxed) {
             thread::sleep(LOOK);
             let passed = uptime().saturating_sub(begun);
             // The last fault may take longer than the time that was asked for.
@@ -256,7 +288,6 @@ impl Test<'_> {
     /// Strikes, and waits until work goes on and the cluster is whole again.
     fn strike(&mut self, blow: &Blow, seen: &mut Seen) -> Result<(), Failure> {
         let switches = self.notes.switches();
-        let primary = *seen.borrow_and_update();
         let name = blow.name().to_owned();
         let pause = Duration::from_millis(self.random.u64(..1_500));
         match (blow, &mut self.servers) {
@@ -276,31 +307,45 @@ impl Test<'_> {
                 }
             }
             (Blow::Theirs(injection), _) => {
+                self.wait("a server takes writes", |_| seen.borrow().is_some())?;
                 let hosts: Vec<String> = (0..self.target.address.hosts())
                     .map(|host| self.target.address.at(host).servers())
                     .collect();
-                let present = primary
-                    .and_then(|host| hosts.get(host).cloned())
-                    .unwrap_or_default();
+                let primary = *seen.borrow();
+                let present = primary.and_then(|host| hosts.get(host).cloned());
+                let present = present.unwrap_or_default();
                 self.notes.struck();
                 self.injected.push(Injected {
                     name: name.clone(),
                     at: uptime(),
                 });
-                theirs::run(&name, &injection.command, &present, &hosts.join(","))?;
-                self.until_it_flows()?;
-                if let Some(restore) = &self.arguments.restore {
-                    theirs::run("restore", restore, &present, &hosts.join(","))?;
-                }
+                let struck = theirs::run(&name, &injection.command, &present, &hosts.join(","))
+                    .and_then(|()| match injection.switches {
+                        true => self.wait("another server takes writes", |test| {
+                            test.notes.switches() > switches
+                        }),
+                        false => Ok(()),
+                    })
+                    .and_then(|()| self.until_it_flows());
+                // Also after a fault that went wrong.
+                let restored = match &self.arguments.restore {
+                    Some(restore) => theirs::run("restore", restore, &present, &hosts.join(",")),
+                    None => Ok(()),
+                };
+                struck.and(restored)?;
             }
             (Blow::Daemon(blow), _) => {
                 let number = self.random.usize(..self.arguments.daemons);
                 self.injected.push(Injected { name, at: uptime() });
-                self.crew.strike(number, *blow, pause * 2)?;
+                // Half of the frozen ones are away for longer than their lease.
+                let away = pause + Duration::from_secs(self.random.u64(..2) * 11);
+                self.crew.strike(number, *blow, away)?;
             }
             (Blow::Own(_), Servers::Theirs(_)) => {}
         }
-        self.until_it_flows()
+        self.until_it_flows()?;
+        self.notes.calm();
+        Ok(())
     }
 
     /// Waits until a server takes enqueues.
@@ -350,8 +395,10 @@ impl Test<'_> {
             absences: &self.crew.absences,
             rerun: &[],
             uncovered: false,
-            // An outage of any length may outlast trust, and then handlers are ended before their end.
-            interruptions: true,
+            interruptions: state
+                .switches
+                .iter()
+                .any(|switch| switch.writable - switch.fault > TRUSTED),
         });
         let mut results = Results::new(
             self.arguments.seed,

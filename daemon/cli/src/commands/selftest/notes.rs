@@ -30,6 +30,11 @@ impl Notes {
         self.state().struck_at = Some(uptime());
     }
 
+    /// Work goes on: a switch after this is another matter.
+    pub(super) fn calm(&self) {
+        self.state().struck_at = None;
+    }
+
     /// A server has become the primary, and this is what it has.
     pub(super) fn switched(&self, mut switch: Switch) {
         let mut state = self.state();

@@ -77,12 +77,14 @@ pub(super) async fn refuse_what_matters(target: &Target) -> Result<(), Failure> 
     for row in session.rows("selftest", &sql, &[]).await? {
         let schema: String = row.try_get("schema").map_err(StoreError::from)?;
         let quoted = schema.replace('"', "\"\"");
-        let holds = format!("SELECT FROM \"{quoted}\".job LIMIT 1");
+        let holds = format!(
+            "(SELECT FROM \"{quoted}\".job LIMIT 1) UNION ALL (SELECT FROM \"{quoted}\".worker WHERE status = 'live' LIMIT 1)"
+        );
         if !session.rows("selftest", &holds, &[]).await?.is_empty() {
             return Err(Failure::new(
                 Exit::Refused,
                 "holds_jobs",
-                format!("this database holds jobs of others, in the schema {schema}"),
+                format!("this database holds jobs or workers of others, in the schema {schema}"),
             )
             .hint("a self-test kills servers: give it a cluster on which nothing else runs"));
         }
@@ -92,7 +94,17 @@ pub(super) async fn refuse_what_matters(target: &Target) -> Result<(), Failure> 
 
 pub(super) async fn make_schema(target: &Target) -> Result<(), Failure> {
     let (session, _) = Session::open(target).await?;
-    // What a self-test left that was killed.
+    let there = format!(
+        "SELECT FROM pg_catalog.pg_tables WHERE schemaname = '{SCHEMA}' AND tablename = 'beat'"
+    );
+    if !session.rows("selftest", &there, &[]).await?.is_empty() {
+        let lives = "SELECT FROM %beat b JOIN %worker w ON w.id = b.worker WHERE w.status = 'live' AND b.beat_at > clock_timestamp() - interval '30 s'";
+        if !session.rows("selftest", lives, &[]).await?.is_empty() {
+            let busy = "another self-test works in this database, or was killed less than half a minute ago";
+            return Err(Failure::new(Exit::Refused, "busy", busy));
+        }
+    }
+    // What a self-test left that failed.
     session
         .batch(
             "selftest",

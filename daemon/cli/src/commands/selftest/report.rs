@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::Serialize;
-use tenure_verdict::switches::{Judgement, Switch};
+use tenure_verdict::switches::{Enqueue, Judgement, Switch};
 use tenure_verdict::{Fault, Line, Times, What};
 
 use super::crew::Use;
@@ -28,7 +28,7 @@ pub(super) struct Result {
     faults: Vec<Row>,
     /// What the largest daemon used early and at the end, when no daemon was struck.
     pub(super) used: Option<(Use, Use)>,
-    /// What must not be, in words.
+    /// What must not be, in words, and what else went wrong.
     pub(super) violations: Vec<String>,
 }
 
@@ -68,14 +68,17 @@ impl Result {
             row.runs += 1;
         }
         let last_before = |at: Duration| injected.iter().rev().find(|fault| fault.at <= at);
-        let first_after = |at: Duration| injected.iter().find(|fault| fault.at >= at);
         for enqueue in &state.enqueues {
-            let Some(row) = first_after(enqueue.at).and_then(|fault| rows.get_mut(&*fault.name))
-            else {
+            let by_cluster = judgement.lost_by_cluster.contains(&enqueue.id);
+            let lost = judgement.lost.contains(&enqueue.id);
+            if !by_cluster && !lost {
                 continue;
-            };
-            row.lost_by_cluster += usize::from(judgement.lost_by_cluster.contains(&enqueue.id));
-            row.lost += usize::from(judgement.lost.contains(&enqueue.id));
+            }
+            let gone_at = gone_with(enqueue, &state.switches).map_or(enqueue.at, |it| it.fault);
+            if let Some(row) = last_before(gone_at).and_then(|fault| rows.get_mut(&*fault.name)) {
+                row.lost_by_cluster += usize::from(by_cluster);
+                row.lost += usize::from(lost);
+            }
         }
         for (job, at) in starts_again(lines) {
             let twice = judgement.twice.contains(job);
@@ -95,7 +98,9 @@ impl Result {
             };
             let times = Times::of(switch, &[], 0, lines, &state.enqueues);
             let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-            row.without_primary.extend(seconds(times.outage));
+            // Without a fault that was under way nobody knows when it began.
+            let outage = times.outage.filter(|outage| !outage.is_zero());
+            row.without_primary.extend(seconds(outage));
             row.first_claim.extend(seconds(times.first_claim));
             row.new_job.extend(seconds(times.new_job));
         }
@@ -125,6 +130,24 @@ impl Result {
             "{acknowledged} enqueues were acknowledged: {lost} jobs lost, {twice} run twice. (seed {seed})"
         )
     }
+}
+
+/// The switch in which an enqueue was lost: the first after it that lacks it, or the one before it if an old primary acknowledged it.
+fn gone_with<'a>(enqueue: &Enqueue, switches: &'a [Switch]) -> Option<&'a Switch> {
+    let lacks = |switch: &&Switch| !switch.jobs.contains(&enqueue.id);
+    let mut later = switches
+        .iter()
+        .filter(|switch| switch.writable >= enqueue.at);
+    let mut before = switches
+        .iter()
+        .rev()
+        .filter(|switch| switch.writable < enqueue.at);
+    let acknowledged_late = |switch: &&Switch| switch.server != enqueue.server;
+    before
+        .next()
+        .filter(lacks)
+        .filter(acknowledged_late)
+        .or_else(|| later.find(lacks))
 }
 
 /// Each start of a job but its first.
@@ -200,7 +223,6 @@ fn spread(seconds: &[f64]) -> String {
 #[cfg(test)]
 mod tests {
     use tenure_verdict::read;
-    use tenure_verdict::switches::Enqueue;
 
     use super::*;
 
