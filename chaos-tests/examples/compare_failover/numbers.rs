@@ -36,9 +36,11 @@ pub(crate) struct Numbers {
     /// Enqueues.
     acknowledged: usize,
     /// Of those, the ones that the new primary has never heard of.
-    lost_by_cluster: BTreeSet<String>,
+    cut_off: BTreeSet<String>,
     /// Of those, the ones that nobody has run to its end: their work is not done.
-    never_run: BTreeSet<String>,
+    lost_by_cluster: BTreeSet<String>,
+    /// And the ones whose work is done, but the queue does not know of it.
+    unrecorded: BTreeSet<String>,
     /// All others that came to no outcome.
     lost: BTreeSet<String>,
     /// Started again although a run had ended, or a living worker held it.
@@ -76,7 +78,7 @@ impl Numbers {
             let shown = history.shown.get(id);
             shown.is_some_and(|job| OUTCOMES.contains(&job.status.as_str()))
         };
-        let (cut_off, kept): (Vec<&Enqueue>, Vec<&Enqueue>) = history
+        let (gone, kept): (Vec<&Enqueue>, Vec<&Enqueue>) = history
             .enqueues
             .iter()
             .partition(|enqueue| judgement.cut_off.contains(&enqueue.id));
@@ -96,9 +98,10 @@ impl Numbers {
         });
         Self {
             acknowledged: judgement.acknowledged,
-            never_run: ids(&cut_off, &|id| !is_over(id) && !ended.contains(id)),
+            lost_by_cluster: ids(&gone, &|id| !is_over(id) && !ended.contains(id)),
+            unrecorded: ids(&gone, &|id| !is_over(id) && ended.contains(id)),
             lost: ids(&kept, &|id| !is_over(id)),
-            lost_by_cluster: judgement.cut_off,
+            cut_off: judgement.cut_off,
             twice: judgement.twice,
             at_once: judgement
                 .faults
@@ -131,8 +134,9 @@ impl Numbers {
             "fault": fault,
             "seed": seed,
             "acknowledged": self.acknowledged,
+            "cut_off": self.cut_off.len(),
             "lost_by_cluster": self.lost_by_cluster.len(),
-            "never_run": self.never_run.len(),
+            "unrecorded": self.unrecorded.len(),
             "lost": self.lost,
             "twice": self.twice,
             "at_once": self.at_once,
@@ -213,8 +217,9 @@ mod tests {
         });
         let expected = Numbers {
             acknowledged: 7,
-            lost_by_cluster: set(&["done", "gone"]),
-            never_run: set(&["gone"]),
+            cut_off: set(&["done", "gone"]),
+            lost_by_cluster: set(&["gone"]),
+            unrecorded: set(&["done"]),
             lost: set(&["stuck"]),
             twice: set(&["again", "both"]),
             at_once: set(&["both"]),
