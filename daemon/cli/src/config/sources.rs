@@ -158,10 +158,13 @@ fn variables(
             continue;
         }
         let path: Vec<String> = rest.split("__").map(str::to_lowercase).collect();
-        match value.into_string() {
-            Ok(value) => found.insert(path, value),
-            Err(_) => return Err(whole(variable(&path), "is not valid UTF-8".to_owned())),
+        let Ok(value) = value.into_string() else {
+            return Err(whole(variable(&path), "is not valid UTF-8".to_owned()));
         };
+        if is_too_deep(&path, &value) {
+            return Err(whole(shortened(&variable(&path)), TOO_DEEP.to_owned()));
+        }
+        found.insert(path, value);
     }
     Ok(found)
 }
@@ -175,12 +178,38 @@ fn assignments(flags: &[String]) -> Result<Overrides, ConfigError> {
                 "SECTION.KEY=VALUE is expected, such as worker.concurrency=4".to_owned(),
             ));
         };
-        found.insert(
-            key.split('.').map(str::to_owned).collect(),
-            value.to_owned(),
-        );
+        let path: Vec<String> = key.split('.').map(str::to_owned).collect();
+        if is_too_deep(&path, value) {
+            return Err(whole(
+                shortened(&format!("--set {key}")),
+                TOO_DEEP.to_owned(),
+            ));
+        }
+        found.insert(path, value.to_owned());
     }
     Ok(found)
+}
+
+/// The parser of values calls itself for each level, and so would end with the stack. No key and no value needs half as many.
+const DEEPEST: usize = 32;
+const TOO_DEEP: &str = "is nested more than 32 levels deep";
+
+/// Whether key or value has too many levels. A bracket in a text counts too: the limit leaves room for it.
+fn is_too_deep(path: &[String], value: &str) -> bool {
+    let levels = value.chars().scan(0_usize, |open, c| {
+        match c {
+            '[' | '{' => *open += 1,
+            ']' | '}' => *open = open.saturating_sub(1),
+            _ => {}
+        }
+        Some(*open)
+    });
+    path.len() > DEEPEST || levels.max().unwrap_or_default() > DEEPEST
+}
+
+/// The begin of a place that may have any length.
+fn shortened(place: &str) -> String {
+    place.chars().take(100).collect()
 }
 
 fn variable(path: &[String]) -> String {

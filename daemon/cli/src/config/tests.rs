@@ -410,3 +410,33 @@ fn a_named_file_must_be_there() {
         "{error}"
     );
 }
+
+/// The parser of values would end with the stack.
+#[test]
+fn what_is_nested_without_end_is_refused() {
+    let value = format!("{}1{}", "[{a=".repeat(30_000), "}]".repeat(30_000));
+    let key = ["worker"; 30_000].join(".");
+    for flag in [
+        format!("worker.concurrency={value}"),
+        format!("{key}=1"),
+        format!("handlers.a.exec.command={}", "[".repeat(33)),
+    ] {
+        let error = Case::new(URL).flag(&flag).read().unwrap_err().to_string();
+        assert!(
+            error.contains("is nested more than 32 levels deep"),
+            "{error}"
+        );
+        assert!(error.len() < 300, "{error}");
+    }
+    let error = Case::new(URL)
+        .variable("TENURE_WORKER__CONCURRENCY", &value)
+        .read()
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("TENURE_WORKER__CONCURRENCY"),
+        "{error}"
+    );
+    // What a command says may hold a few.
+    let command = r#"handlers.a.exec.command=["sh","-c","[[[[[[ x"]"#;
+    assert!(Case::new(URL).flag(command).read().is_ok());
+}
