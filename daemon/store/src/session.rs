@@ -261,11 +261,15 @@ impl Session {
         target: &Target,
         route: &Route,
     ) -> Result<(Self, Notifications), StoreError> {
-        // Should it be turned from here on, this session is turned away.
-        let turns = route.turns();
+        // Should it be turned from here on, this session is turned away; and a server that is silent is not waited for.
+        let mut turns = route.turns();
         let config = route.config();
-        let (mut session, notifications) =
-            Self::open_by(target, &config, Some(route.clone())).await?;
+        let (mut session, notifications) = tokio::select! {
+            opened = Self::open_by(target, &config, Some(route.clone())) => opened?,
+            _ = turns.changed() => {
+                return Err(StoreError::Unreachable("another server became the primary".to_owned()));
+            }
+        };
         session.turns = Some(turns);
         Ok((session, notifications))
     }

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use tenure_core::ids::{Beat, Call, Epoch, Lane, WorkerId};
+use tenure_store::address::Address;
 use tenure_store::claim::{ClaimRequest, Mark};
 use tenure_store::error::StoreError;
 use tenure_store::finish::{Answer, EndKind, Reattach, RunEnd};
 use tenure_store::person::{Decision, NewJob};
-use tenure_store::session::{Db, Session};
+use tenure_store::route::Route;
+use tenure_store::session::{Db, Session, Target};
 use tenure_store::view::JobFilter;
 use tenure_store::worker::Registration;
 use uuid::Uuid;
@@ -24,6 +26,7 @@ fn sessions() {
     lab.db("failures");
     block_on(failures(&lab));
     block_on(a_statement_that_takes_too_long(&lab));
+    block_on(a_turn_ends_the_wait_for_a_silent_server(&lab));
     the_worker_of_the_documentation(&lab);
 }
 
@@ -377,6 +380,32 @@ async fn a_statement_that_takes_too_long(lab: &Lab) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("the statement still runs");
+}
+
+/// A frozen primary takes connections in and says nothing. Whoever waits for it goes to the next one.
+async fn a_turn_ends_the_wait_for_a_silent_server(lab: &Lab) {
+    let good = lab.target("migrated", "postgres", "tenure");
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!(
+        "postgres://postgres@{}/migrated",
+        silent.local_addr().unwrap()
+    );
+    let hour = Duration::from_secs(3600);
+    let target = Target {
+        address: Address::parse(&url, None, hour).unwrap(),
+        connect_timeout: hour,
+        ..good.clone()
+    };
+    let route = Route::to_any(&target);
+    let turning = async {
+        let taken_in = silent.accept().await.unwrap();
+        route.turn(&good, None, None);
+        taken_in
+    };
+    let (opened, _taken_in) = tokio::join!(Session::open_along(&target, &route), turning);
+    let error = opened.err().unwrap();
+    assert!(matches!(error, StoreError::Unreachable(_)), "{error}");
+    Session::open_along(&good, &route).await.unwrap();
 }
 
 /// The calls that docs/sql.md shows, one after the other.
