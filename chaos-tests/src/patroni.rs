@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
@@ -15,12 +15,15 @@ use tenure_embedded::{Programs, Sql, SqlError, children};
 
 use crate::fleet::free_ports;
 use crate::http;
-use crate::lab::wait_for;
+use crate::lab::{nap, wait_for};
 use crate::servers::Servers;
 use crate::service::Service;
 
 /// How long a server may take to answer a question.
 const SILENCE: Duration = Duration::from_secs(1);
+
+/// How long a primary may be away for a restart that nobody has asked for.
+const RESTART: Duration = Duration::from_secs(10);
 
 /// A switchover is answered when it is over.
 const SWITCHOVER: Duration = Duration::from_secs(60);
@@ -237,7 +240,14 @@ impl Patroni {
 
 impl Servers for Patroni {
     fn log_in(&self, database: &str) -> Result<Sql, SqlError> {
-        Sql::connect(self.reign.port, database, "postgres")
+        let begun = Instant::now();
+        loop {
+            match Sql::connect(self.reign.port, database, "postgres") {
+                // Patroni may reload or restart it.
+                Err(SqlError::Connection(_)) if begun.elapsed() < RESTART => nap(),
+                answer => return answer,
+            }
+        }
     }
 
     fn primary(&self) -> u16 {
@@ -276,7 +286,8 @@ impl Node {
                 "dcs": {
                     "ttl": 20,
                     "loop_wait": 1,
-                    "retry_timeout": 3,
+                    // As long as `ttl` lets it: on a busy machine a leader must not step down because etcd is slow.
+                    "retry_timeout": 9,
                     "synchronous_mode": synchronous,
                     "postgresql": {
                         "use_pg_rewind": true,
