@@ -210,8 +210,21 @@ impl Patroni {
     }
 
     /// SIGSTOP for the leader's Patroni; the server is left alone. Returns the node, for [`Patroni::thaw_patroni`].
+    ///
+    /// It stops right after a turn of its loop. In the middle of one, Patroni 3.0.2 would write the leader key when it goes on, whoever has it
+    /// by then: the new primary steps down, and the old one goes on with its lower timeline (seen).
     pub fn freeze_patroni(&mut self) -> u16 {
-        self.leader().signal_patroni(Signal::SIGSTOP);
+        let leader = self.leader();
+        let turns = |node: &Node| node.logged().matches("the leader with the lock").count();
+        let before = turns(leader);
+        wait_for(
+            || match turns(leader) > before {
+                true => Ok(()),
+                false => Err("Patroni's loop stands still".to_owned()),
+            },
+            || leader.logged(),
+        );
+        leader.signal_patroni(Signal::SIGSTOP);
         self.reign.port
     }
 
@@ -255,10 +268,7 @@ impl Servers for Patroni {
     }
 
     fn logged(&self) -> String {
-        let logs = self.nodes.iter().map(|node| {
-            let log = fs::read(node.folder.path().join("log")).unwrap_or_default();
-            String::from_utf8_lossy(&log).into_owned()
-        });
+        let logs = self.nodes.iter().map(|node| node.logged());
         logs.collect()
     }
 }
@@ -339,6 +349,11 @@ impl Node {
             .arg(self.folder.path())
             .arg(programs.other_user().unwrap_or_default());
         self.host = Some(Service::start("Patroni", command, self.folder.path()));
+    }
+
+    fn logged(&self) -> String {
+        let log = fs::read(self.folder.path().join("log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
     }
 
     fn name(&self) -> String {
