@@ -96,7 +96,7 @@ fn signal(pids: &[i32], signal: Signal) {
 }
 
 /// Nobody can stop the handlers of a machine that stands still. When it goes on, they may be quicker than the guard, and nobody knows
-/// what they did: each run that was lost with the machine is on record, and the daemon says how many there were, or that they ended too late.
+/// what they did: each run that was lost with the machine is on record.
 #[test]
 fn a_machine_that_stood_still() {
     let lab = Lab::start();
@@ -120,15 +120,6 @@ fn a_machine_that_stood_still() {
     lab.until_live(2);
     let lost = "SELECT job_id FROM tenure.attempts WHERE outcome = 'lost'";
     assert_eq!(lab.rows(lost), [[Some(job)]]);
-    // Which of the two it notices first: that its lease is over, or that its handler has ended.
-    lab.wait_for(|| {
-        let told = "Leases were lost; their handlers are stopped. count=1";
-        let twice = lab.value("SELECT count(*) FROM tenure.ran_twice");
-        if daemon.log().contains(told) || twice == "1" {
-            return Ok(());
-        }
-        Err("it has said nothing of the lost lease".to_owned())
-    });
     for daemon in [&mut daemon, &mut other] {
         assert_eq!(daemon.stop(), 0, "{}", daemon.log());
     }
