@@ -17,12 +17,10 @@ impl Network {
     /// Takes this thread there, and all that it starts from now on.
     ///
     /// # Panics
-    /// Without the right to do so: that takes root, or `unshare --user --map-root-user --net`.
+    /// Without root.
     #[must_use]
     pub fn enter() -> Self {
-        unshare(CloneFlags::CLONE_NEWNET).expect(
-            "a network of one's own takes root, or: unshare --user --map-root-user --net --mount COMMAND",
-        );
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network of one's own takes root");
         run(Command::new("ip").args(["link", "set", "lo", "up"]));
         Self(())
     }
@@ -59,12 +57,10 @@ impl Disk {
     /// Makes one of so many megabytes.
     ///
     /// # Panics
-    /// Without the right to do so, as [`Network::enter`].
+    /// Without root.
     #[must_use]
     pub fn of(megabytes: u32) -> Self {
-        unshare(CloneFlags::CLONE_NEWNS).expect(
-            "a file system of one's own takes root, or: unshare --user --map-root-user --net --mount COMMAND",
-        );
+        unshare(CloneFlags::CLONE_NEWNS).expect("a file system of one's own takes root");
         let nothing = None::<&str>;
         mount(
             nothing,

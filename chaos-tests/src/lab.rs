@@ -10,11 +10,10 @@ use std::{env, process, thread};
 
 use tempfile::TempDir;
 use tenure_embedded::{Options, Row, Server, Sql, SqlError};
+use tenure_verdict::{Fault, Line, Shown, What, judge, read};
 
 use crate::daemon::Daemon;
 use crate::servers::Servers;
-use tenure_verdict::{Fault, Shown, judge};
-use tenure_verdict::{Line, What, read};
 
 /// How long a state may take to come about on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);

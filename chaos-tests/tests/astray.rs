@@ -96,7 +96,7 @@ fn signal(pids: &[i32], signal: Signal) {
 }
 
 /// Nobody can stop the handlers of a machine that stands still. When it goes on, they may be quicker than the guard, and nobody knows
-/// what they did: each run that was lost with the machine is on record.
+/// what they did: each run that was lost with the machine is on record, and the daemon says that others may have its jobs.
 #[test]
 fn a_machine_that_stood_still() {
     let lab = Lab::start();
@@ -120,6 +120,11 @@ fn a_machine_that_stood_still() {
     lab.until_live(2);
     let lost = "SELECT job_id FROM tenure.attempts WHERE outcome = 'lost'";
     assert_eq!(lab.rows(lost), [[Some(job)]]);
+    let told = "the process is another worker from now on";
+    lab.wait_for(|| match daemon.log().contains(told) {
+        true => Ok(()),
+        false => Err(format!("not said: {told}")),
+    });
     for daemon in [&mut daemon, &mut other] {
         assert_eq!(daemon.stop(), 0, "{}", daemon.log());
     }

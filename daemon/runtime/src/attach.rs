@@ -114,6 +114,7 @@ impl Heart {
         };
         // The journal's beats are those of the last worker in it.
         let formerly = link.borrow().formerly.clone();
+        let was_another = !formerly.is_empty();
         let found = session.open_epoch(*last, seen).await?.beat;
         let found = found.max(self.formerly_found(session, &formerly).await?);
         let mut said: Vec<String> = ends.iter().map(Statement::hold).collect();
@@ -157,11 +158,8 @@ impl Heart {
         };
         let answers = session.reattach(reattach, &said).await?;
         let (_, rerun) = sorted(&answers)?;
-        tracing::info!(
-            ends = ends.len(),
-            again = said.len() - ends.len(),
-            "Takes over from the worker that this process, or the last one in state_dir, was."
-        );
+        let again = said.len() - ends.len();
+        events::succeeded(was_another, ends.len(), again);
         Ok((found, rerun))
     }
 

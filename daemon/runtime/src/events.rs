@@ -118,6 +118,23 @@ pub fn leases_lost(count: usize, reason: &str) {
     );
 }
 
+/// This worker takes over from another: from one that this process itself `was`, or that the last one in `state_dir` was.
+pub fn succeeded(was: bool, ends: usize, again: usize) {
+    if was {
+        warn!(
+            ends,
+            again,
+            "The worker that this process was is taken for lost, or its leases are not trusted any more: others may have its jobs, and \
+             the process is another worker from now on."
+        );
+    } else {
+        info!(
+            ends,
+            again, "Takes over from the worker that the last process in state_dir was."
+        );
+    }
+}
+
 /// An end came after its run had lost the lease.
 pub fn too_late(token: impl std::fmt::Display) {
     counter!("tenure_leases_lost_total").increment(1);

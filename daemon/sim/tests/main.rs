@@ -12,12 +12,18 @@ fn seeds(usually: u64) -> u64 {
     })
 }
 
-/// Plays the seeds on two threads and adds up what they found.
+/// Plays the seeds on two threads and adds up what they found; `judge` sees the report of each.
 fn play<R: Default + Send>(
     seeds: u64,
-    one: impl Fn(u64) -> R + Sync,
+    run: impl Fn(u64) -> R + Sync,
+    judge: impl Fn(u64, &R) + Sync,
     add: impl Fn(&mut R, R) + Sync,
 ) -> R {
+    let one = |seed| {
+        let report = run(seed);
+        judge(seed, &report);
+        report
+    };
     let half = |first: u64| {
         let mut sum = R::default();
         for seed in (first..seeds).step_by(2) {

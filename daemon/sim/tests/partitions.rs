@@ -8,14 +8,8 @@ fn seeds() -> u64 {
     crate::seeds(1_000)
 }
 
-/// `judge` sees the report of each seed.
 fn play(seeds: u64, world: World, judge: impl Fn(u64, &Report) + Sync) -> Report {
-    let one = |seed| {
-        let report = run(seed, world);
-        judge(seed, &report);
-        report
-    };
-    crate::play(seeds, one, Report::add)
+    crate::play(seeds, |seed| run(seed, world), judge, Report::add)
 }
 
 fn usual() -> World {

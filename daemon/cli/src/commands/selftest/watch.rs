@@ -43,13 +43,12 @@ pub(super) async fn watch(
         let finding = primaries.on(now, now, &sights, known);
         if let Some(host) = finding.primary.filter(|_| finding.changed) {
             let writable = uptime();
-            // The first one has nothing that could have been lost.
-            if std::mem::take(&mut first) {
-            } else if let Ok(switch) = look(&target, host, writable).await {
-                notes.switched(switch);
-            } else {
+            match look(&target, host, writable).await {
+                // The first one has nothing that could have been lost.
+                Ok(_) if std::mem::take(&mut first) => {}
+                Ok(switch) => notes.switched(switch),
                 // It is asked again: until then it counts as changed.
-                primaries = Primaries::new(prober.hosts(), primaries.seen());
+                Err(_) => primaries = Primaries::new(prober.hosts(), primaries.seen()),
             }
         }
         present.send_if_modified(|now| std::mem::replace(now, finding.primary) != finding.primary);
