@@ -97,14 +97,14 @@ fn patroni_alone_is_killed_synchronously() {
     assert!(cut_off.is_empty(), "{cut_off:?}");
 }
 
-/// The same, but it wakes up and sees for itself that it is no leader any more.
+/// The same while it lives and does nothing, until somebody starts it anew.
 #[test]
 fn patroni_alone_is_frozen() {
     let mut cluster = Managed::start("patroni_alone_is_frozen", USUAL, Way::Direct, false);
     let frozen = cluster.strike(|patroni| patroni.freeze_patroni());
     cluster.until_switched();
     cluster.until_all_flows();
-    cluster.lab.server.thaw_patroni(frozen);
+    cluster.lab.server.replace_patroni(frozen);
     cluster.until_whole();
     cluster.finish();
 }

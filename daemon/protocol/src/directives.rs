@@ -21,6 +21,8 @@ pub struct Directives {
     pub enqueue: Vec<FollowUp>,
     /// Run this job again after that time; the attempt does not count.
     pub snooze: Option<Duration>,
+    /// How far the job's series has come, JSON text: what the handler of its next job gets.
+    pub watermark: Option<String>,
 }
 
 /// A job that a handler asks for; `None` means the default of `tenure.enqueue`.
@@ -116,22 +118,27 @@ impl Directives {
                 "snooze" => {
                     directives.snooze = Some(duration(&path, &read::<String>(&path, value)?)?);
                 }
-                "watermark" => {
-                    return Err(BadDirective::new(
-                        path,
-                        "this version has no schedules, so it cannot keep a watermark",
-                    ));
+                "watermark" if value.get() == "null" => {
+                    return Err(BadDirective::new(path, "must not be null; leave it out"));
                 }
+                "watermark" => directives.watermark = Some(value.get().to_owned()),
                 _ => {
                     return Err(BadDirective::new(
                         path,
-                        "unknown key; known are enqueue and snooze",
+                        "unknown key; known are enqueue, snooze and watermark",
                     ));
                 }
             }
         }
-        if directives.snooze.is_some() && !directives.enqueue.is_empty() {
-            let problem = "cannot stand beside tenure.enqueue: a snoozed job has not ended, so nothing follows it yet";
+        let beside = match directives {
+            Self { snooze: None, .. } => None,
+            _ if !directives.enqueue.is_empty() => Some("tenure.enqueue"),
+            _ => directives.watermark.as_ref().map(|_| "tenure.watermark"),
+        };
+        if let Some(beside) = beside {
+            let problem = format!(
+                "cannot stand beside {beside}: a snoozed job has not ended, so nothing follows it yet"
+            );
             return Err(BadDirective::new("tenure.snooze", problem));
         }
         Ok(directives)
@@ -371,7 +378,12 @@ mod tests {
         let cases = [
             ("[]", "tenure", "expected an object"),
             (r#"{"enqeue":[]}"#, "tenure.enqeue", "unknown key"),
-            (r#"{"watermark":1}"#, "tenure.watermark", "no schedules"),
+            (r#"{"watermark":null}"#, "tenure.watermark", "null"),
+            (
+                r#"{"watermark":1,"snooze":"1m"}"#,
+                "tenure.snooze",
+                "tenure.watermark",
+            ),
             (r#"{"enqueue":{}}"#, "tenure.enqueue", "expected an array"),
             (
                 r#"{"enqueue":[1]}"#,

@@ -27,6 +27,8 @@ pub struct Envelope<'a> {
     pub enqueued_at: &'a str,
     /// When the attempt is stopped, RFC 3339.
     pub deadline: Option<&'a str>,
+    /// How far the job's series has come, JSON text; `None`: it has none, or nobody has said yet.
+    pub watermark: Option<&'a str>,
     /// The W3C trace context of the producer.
     pub traceparent: Option<&'a str>,
 }
@@ -48,6 +50,9 @@ impl Envelope<'_> {
             Some(deadline) => object.text("deadline", deadline),
             None => object.raw("deadline", "null"),
         };
+        if let Some(watermark) = self.watermark {
+            object.raw("watermark", watermark);
+        }
         if let Some(traceparent) = self.traceparent {
             object.text("traceparent", traceparent);
         }
@@ -71,6 +76,7 @@ mod tests {
             tenant: "default",
             enqueued_at: "2026-11-30T20:00:00Z",
             deadline: None,
+            watermark: None,
             traceparent: None,
         }
     }
@@ -87,11 +93,17 @@ mod tests {
         );
         let with_all = Envelope {
             deadline: Some("2026-11-30T20:05:00Z"),
+            watermark: Some(r#"{"until":18446744073709551616}"#),
             traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
             ..envelope("1")
         };
         let value: serde_json::Value = serde_json::from_str(&with_all.to_json()).unwrap();
         assert_eq!(value["deadline"], "2026-11-30T20:05:00Z");
+        assert!(
+            with_all
+                .to_json()
+                .contains(r#""watermark":{"until":18446744073709551616}"#)
+        );
         assert!(
             value["traceparent"]
                 .as_str()

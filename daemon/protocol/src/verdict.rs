@@ -39,6 +39,9 @@ pub enum Verdict {
     Snooze(Duration),
     /// The handler was stopped on our order, or not started for it: the job goes back, no attempt used.
     Stopped,
+    /// The process that ran it and other jobs died, and which of them killed it is not known: the job goes back, no attempt
+    /// used, and runs alone from now on.
+    Crashed,
 }
 
 impl Verdict {
@@ -112,6 +115,23 @@ impl Ended {
                 directives: parsed.directives,
                 ..Self::new(Verdict::Done)
             },
+        }
+    }
+
+    /// The same end of a job that belongs to no series: a watermark has no place there, and what the handler asked for as a whole
+    /// is not done.
+    #[must_use]
+    pub fn outside_series(self) -> Self {
+        if self.directives.watermark.is_none() {
+            return self;
+        }
+        let error = "the result's tenure.watermark: this job belongs to no series; enqueue it with options.watermark, the name of one";
+        Self {
+            verdict: Verdict::RETRY,
+            result: None,
+            directives: Directives::default(),
+            error: Some(error.to_owned()),
+            ..self
         }
     }
 }

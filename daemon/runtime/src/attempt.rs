@@ -37,8 +37,11 @@ pub(crate) async fn run(bench: Bench, held: Arc<Held>, route: Route, stop: StopS
     #[derive(Deserialize)]
     struct Options {
         traceparent: Option<String>,
+        watermark: Option<String>,
     }
     let job = &held.job;
+    let options = serde_json::from_str::<Options>(&job.options).ok();
+    let in_series = options.as_ref().is_some_and(|it| it.watermark.is_some());
     let task = Task {
         job: job.id.0,
         job_type: job.job_type.clone(),
@@ -48,9 +51,8 @@ pub(crate) async fn run(bench: Bench, held: Arc<Held>, route: Route, stop: StopS
         tenant: job.tenant.clone(),
         data: job.data.clone(),
         enqueued_at: humantime::format_rfc3339_micros(job.created_at).to_string(),
-        traceparent: serde_json::from_str::<Options>(&job.options)
-            .ok()
-            .and_then(|options| options.traceparent),
+        watermark: job.watermark.clone(),
+        traceparent: options.and_then(|options| options.traceparent),
         timeout: job.timeout.unwrap_or(route.timeout),
     };
     let started = Instant::now();
@@ -63,6 +65,11 @@ pub(crate) async fn run(bench: Bench, held: Arc<Held>, route: Route, stop: StopS
                 "tenure itself failed while it ran this attempt; please report this",
             )
         });
+    let ended = if in_series {
+        ended
+    } else {
+        ended.outside_series()
+    };
     let took = started.elapsed();
     events::finished(&route.job_type, outcome(&ended.verdict), took);
     bench.stats.ended(job.lane, took);
@@ -80,6 +87,7 @@ fn outcome(verdict: &Verdict) -> &'static str {
         Verdict::Dead => "dead",
         Verdict::Snooze(_) => "snoozed",
         Verdict::Stopped => "released",
+        Verdict::Crashed => "crashed",
     }
 }
 

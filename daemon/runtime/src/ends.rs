@@ -34,7 +34,7 @@ const MOST_BYTES: usize = 8 << 20;
 pub(crate) enum Queue {
     /// Nothing.
     Plain,
-    /// A user's transaction that took the unique key of a follow-up job.
+    /// A transaction of another that took the unique key of a follow-up job, or moves the same watermark.
     FollowUps,
     /// A synchronous standby.
     Replicated,
@@ -279,7 +279,7 @@ impl Ends {
 fn queue_of(end: &Statement) -> Queue {
     if end.care().replicated {
         Queue::Replicated
-    } else if end.end.enqueue.is_some() {
+    } else if end.end.enqueue.is_some() || end.end.watermark.is_some() {
         Queue::FollowUps
     } else {
         Queue::Plain

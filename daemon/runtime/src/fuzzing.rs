@@ -131,6 +131,8 @@ fn held(data: &str) -> Arc<Held> {
         data: data.to_owned(),
         labels: "{}".to_owned(),
         options: "{}".to_owned(),
+        alone: false,
+        watermark: None,
     };
     Arc::new(Held {
         job,

@@ -95,6 +95,7 @@ impl Held {
             error: None,
             log_tail: None,
             enqueue: None,
+            watermark: None,
         }
     }
 
@@ -179,13 +180,14 @@ impl Held {
             Verdict::Retry { .. } | Verdict::Dead => EndKind::Failed,
             Verdict::Snooze(_) => EndKind::Snoozed,
             Verdict::Stopped => EndKind::Released,
+            Verdict::Crashed => EndKind::Crashed,
         };
         let mut end = self.end(kind);
         match ended.verdict {
             Verdict::Retry { not_before, .. } => end.delay_ms = Some(millis(retry_in(not_before))),
             Verdict::Dead => end.final_ = true,
             Verdict::Snooze(wait) => end.delay_ms = Some(millis(wait.max(SHORTEST_SNOOZE))),
-            Verdict::Done | Verdict::Stopped => {}
+            Verdict::Done | Verdict::Stopped | Verdict::Crashed => {}
         }
         end.exit_code = ended.exit_code;
         end.http_status = ended.http_status.map(i32::from);
@@ -194,6 +196,12 @@ impl Held {
             .and_then(|text| RawValue::from_string(text).ok());
         end.error = ended.error;
         end.log_tail = ended.log_tail;
+        if kind == EndKind::Completed {
+            end.watermark = ended
+                .directives
+                .watermark
+                .and_then(|text| RawValue::from_string(text).ok());
+        }
         if kind == EndKind::Completed && !ended.directives.enqueue.is_empty() {
             end.enqueue = RawValue::from_string(follow_ups(&ended.directives.enqueue)).ok();
             return Statement {
@@ -266,6 +274,7 @@ impl Statement {
                 error: None,
                 log_tail: None,
                 enqueue: None,
+                watermark: None,
                 ..self.end.clone()
             },
             refused_ms: None,
@@ -406,6 +415,8 @@ pub(crate) mod tests {
             data: r#"{"n": 18446744073709551616, "d": 0.10000000000000000000001}"#.into(),
             labels: "{}".into(),
             options: "{}".into(),
+            alone: false,
+            watermark: None,
         };
         Arc::new(Held {
             job,
@@ -440,6 +451,7 @@ pub(crate) mod tests {
                     ..FollowUp::default()
                 }],
                 snooze: None,
+                watermark: None,
             },
             ..Ended::new(Verdict::Done)
         };

@@ -93,7 +93,14 @@ pub struct Claimed {
     pub labels: String,
     /// Options, a JSON object.
     pub options: String,
+    /// It is to run in a process that has no other job: one died that had it and others.
+    pub alone: bool,
+    /// How far its series has come (`watermark` of its options), JSON.
+    pub watermark: Option<String>,
 }
+
+/// The bit of `flags` for [`Claimed::alone`].
+const ALONE: i16 = 128;
 
 impl Session {
     /// Claims jobs.
@@ -108,7 +115,7 @@ impl Session {
         request: &ClaimRequest,
     ) -> Result<Vec<Claimed>, StoreError> {
         let sql = "SELECT id, run, token, attempt, max_attempts, lane, job_type, tenant, priority, pos, ready_at, started_at, created_at, run_at, \
-                   (extract(epoch FROM timeout) * 1000)::bigint AS timeout_ms, unique_key, data, labels, job_options \
+                   (extract(epoch FROM timeout) * 1000)::bigint AS timeout_ms, unique_key, flags, data, labels, job_options, watermark \
                    FROM %claim_job_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
         #[derive(Serialize)]
         struct Options<'a> {
@@ -223,5 +230,7 @@ fn claimed(row: &Row) -> Result<Claimed, StoreError> {
         data: get::<RawJson>(row, "data")?.0,
         labels: get::<RawJson>(row, "labels")?.0,
         options: get::<RawJson>(row, "job_options")?.0,
+        alone: get::<i16>(row, "flags")? & ALONE != 0,
+        watermark: get::<Option<RawJson>>(row, "watermark")?.map(|json| json.0),
     })
 }

@@ -121,6 +121,9 @@ pub struct RunEnd {
     /// Follow-up jobs: an array of the objects of `enqueue_many`, each with an id.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub enqueue: Option<Box<RawValue>>,
+    /// Completed: how far the job's series has come (`options.watermark` of the job), JSON.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub watermark: Option<Box<RawValue>>,
 }
 
 /// What kind of end.
@@ -133,6 +136,8 @@ pub enum EndKind {
     Failed,
     /// Given back; no attempt is used.
     Released,
+    /// The process that had it and others died. Given back; no attempt is used, and from now on it runs alone.
+    Crashed,
     /// It wants to be tried again later; no attempt is used.
     Snoozed,
 }

@@ -15,6 +15,7 @@ mod durability;
 mod effects;
 mod ends;
 mod enqueue;
+mod handlers;
 mod merge;
 mod migrate;
 mod persons;

@@ -150,6 +150,7 @@ async fn the_life_of_a_worker(lab: &Lab) {
         error: None,
         log_tail: None,
         enqueue: None,
+        watermark: None,
     };
     let items = serde_json::to_string(&[&end]).unwrap();
     let answers = session

@@ -2,6 +2,7 @@
 
 use super::{
     Database, DeadLetter, Gate, Job, Moment, NewJob, Outcome, Place, Refused, Status, Waits,
+    Watermark,
 };
 use crate::ids::{Epoch, JobId, Run, Token};
 
@@ -17,6 +18,8 @@ pub enum End {
     },
     /// It was given back unfinished; no attempt is used.
     Released,
+    /// The process that had it and others died; no attempt is used, and it runs alone from now on.
+    Crashed,
     /// It wants to be tried again after the delay; no attempt is used.
     Snoozed,
     /// Nobody read the answer of its claim; no attempt is used.
@@ -33,6 +36,7 @@ impl End {
             Self::Completed => "completed",
             Self::Failed { .. } => "failed",
             Self::Released => "released",
+            Self::Crashed => "crashed",
             Self::Snoozed => "snoozed",
             Self::Ghost => "ghost",
             Self::Lost => "lost",
@@ -40,7 +44,10 @@ impl End {
     }
 
     fn uses_attempt(self) -> bool {
-        !matches!(self, Self::Released | Self::Snoozed | Self::Ghost)
+        !matches!(
+            self,
+            Self::Released | Self::Crashed | Self::Snoozed | Self::Ghost
+        )
     }
 }
 
@@ -61,11 +68,13 @@ pub struct RunEnd {
     pub result: Option<String>,
     /// Jobs that come in with the completion.
     pub follow_ups: Vec<NewJob>,
+    /// Of a completed run: how far its series has come; JSON.
+    pub watermark: Option<String>,
 }
 
 impl RunEnd {
     pub(super) fn plain(job: JobId, run: Run, token: Token) -> Self {
-        let (result, follow_ups) = (None, Vec::new());
+        let (result, follow_ups, watermark) = (None, Vec::new(), None);
         Self {
             job,
             run,
@@ -74,6 +83,7 @@ impl RunEnd {
             delay: 0,
             result,
             follow_ups,
+            watermark,
         }
     }
 }
@@ -122,6 +132,7 @@ impl Database {
     fn end_runs(&mut self, now: Moment, ends: &[RunEnd]) -> Result<Vec<EndAnswer>, Refused> {
         let mut follow_ups = Vec::new();
         let mut answers = Vec::new();
+        let mut moving = Vec::new();
         for said in ends {
             let given_back = RunEnd {
                 end: End::Released,
@@ -133,11 +144,13 @@ impl Database {
             let answer = self.end_run(now, said, false);
             if answer == EndAnswer::Done("completed") && said.end == End::Completed {
                 follow_ups.extend_from_slice(&said.follow_ups);
+                moving.push(said.clone());
             }
             answers.push(answer);
         }
         self.last_pos += 1;
         self.enqueue_together(now, &follow_ups)?;
+        self.move_watermarks(&moving);
         Ok(answers)
     }
 
@@ -177,6 +190,7 @@ impl Database {
             self.put_in(id, |job| {
                 job.attempts = attempts;
                 job.place = place;
+                job.alone |= end == End::Crashed;
             });
             return EndAnswer::Done(answer);
         };
@@ -240,7 +254,40 @@ impl Database {
             job.run = run;
             job.attempts = attempts;
             job.place = Place::Ended(outcome);
+            job.alone = false;
         });
+    }
+
+    /// Completions that count move the watermarks of their series; of several in one call the last counts.
+    pub(super) fn move_watermarks(&mut self, completions: &[RunEnd]) {
+        completions
+            .iter()
+            .for_each(|said| self.move_watermark(said));
+    }
+
+    /// What a run of a later epoch has set stays.
+    fn move_watermark(&mut self, said: &RunEnd) {
+        let Some(Job {
+            asked,
+            place: Place::Ended(outcome),
+            ..
+        }) = self.jobs.get(&said.job)
+        else {
+            return;
+        };
+        let (Some(name), Some(value)) = (&asked.watermark, &said.watermark) else {
+            return;
+        };
+        let moved = Watermark {
+            value: value.clone(),
+            job: said.job,
+            epoch_no: outcome.epoch_no,
+        };
+        let key = (asked.tenant.clone(), name.clone());
+        let stands = self.watermarks.entry(key).or_insert_with(|| moved.clone());
+        if moved.epoch_no >= stands.epoch_no {
+            *stands = moved;
+        }
     }
 
     /// All these runs end in the same way, at one moment.

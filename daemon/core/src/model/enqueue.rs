@@ -21,6 +21,8 @@ pub struct NewJob {
     pub unique_key: Option<String>,
     /// `None`: as the claimer says.
     pub max_attempts: Option<i32>,
+    /// The series of jobs that it belongs to.
+    pub watermark: Option<String>,
 }
 
 impl NewJob {
@@ -87,6 +89,7 @@ impl Database {
             priority: new.priority,
             unique_key: new.unique_key.clone(),
             max_attempts: new.max_attempts,
+            watermark: new.watermark.clone(),
             created_at: now,
         };
         if let Some(key) = asked.key() {
@@ -113,6 +116,7 @@ impl Database {
             edit: None,
             keyed,
             repeated,
+            alone: false,
         };
         self.jobs.insert(id, job);
         id

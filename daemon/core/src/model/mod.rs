@@ -84,6 +84,8 @@ pub struct Asked {
     pub unique_key: Option<String>,
     /// `None`: as the claimer says.
     pub max_attempts: Option<i32>,
+    /// The series of jobs that it belongs to.
+    pub watermark: Option<String>,
     /// When it was enqueued.
     pub created_at: Moment,
 }
@@ -113,6 +115,8 @@ pub struct Job {
     /// It came with an id of its own, or was retried, while workers re-attached: it may repeat an enqueue that was lost, of a job
     /// that one of them still holds.
     pub repeated: bool,
+    /// A process died while it had this job and others: it runs in one that has no other.
+    pub alone: bool,
     /// Its position at the enqueue, if it was ready then.
     pub first_pos: Option<u64>,
 }
@@ -305,6 +309,17 @@ pub enum Gate {
     Hold,
 }
 
+/// How far a series of jobs has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watermark {
+    /// JSON.
+    pub value: String,
+    /// The job that moved it there.
+    pub job: JobId,
+    /// The epoch of that job's end.
+    pub epoch_no: i64,
+}
+
 /// The whole state.
 #[derive(Clone, Debug)]
 pub struct Database {
@@ -314,6 +329,8 @@ pub struct Database {
     pub keys: BTreeMap<Key, JobId>,
     /// How runs ended: the kind of the end, or the status of an outcome that was opened again.
     pub attempts: BTreeMap<Attempt, &'static str>,
+    /// How far each series of jobs has come, by tenant and name.
+    pub watermarks: BTreeMap<(String, String), Watermark>,
     /// Deaths of jobs, by the run of the outcome.
     pub letters: BTreeMap<(JobId, Run), DeadLetter>,
     /// What persons asked of running jobs.
@@ -365,6 +382,7 @@ impl Database {
             jobs: BTreeMap::new(),
             keys: BTreeMap::new(),
             attempts: BTreeMap::new(),
+            watermarks: BTreeMap::new(),
             letters: BTreeMap::new(),
             stops: BTreeMap::new(),
             revocations: BTreeMap::new(),

@@ -209,6 +209,17 @@ impl Database {
         }
         self.last_pos += 1;
         self.enqueue_together(now, &follow_ups)?;
+        let said_in_order = said.statements.iter().zip(&answers);
+        let moving = said_in_order.filter_map(|(statement, answer)| match (statement, answer) {
+            (Statement::Ended { end, .. }, ReattachAnswer::Ended(EndAnswer::Done("completed")))
+                if end.end == End::Completed =>
+            {
+                Some(end.clone())
+            }
+            _ => None,
+        });
+        let moving: Vec<RunEnd> = moving.collect();
+        self.move_watermarks(&moving);
         if let Some(switch) = self.switches.get_mut(&self.epoch_no) {
             switch.uncovered |= uncovered;
         }
@@ -395,6 +406,7 @@ impl Database {
             edit: None,
             keyed: asked.unique_key.is_some(),
             repeated: false,
+            alone: false,
             first_pos: None,
         };
         self.jobs.insert(id, job);

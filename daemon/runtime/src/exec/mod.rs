@@ -46,6 +46,8 @@ pub struct Task {
     pub data: String,
     /// When the job was enqueued, RFC 3339.
     pub enqueued_at: String,
+    /// How far the job's series has come, JSON text.
+    pub watermark: Option<String>,
     /// The W3C trace context of the producer.
     pub traceparent: Option<String>,
     /// From the start of the handler until it is stopped: the job's own if it has one, else the handler's.
@@ -156,6 +158,7 @@ impl Task {
             tenant: &self.tenant,
             enqueued_at: &self.enqueued_at,
             deadline: Some(deadline),
+            watermark: self.watermark.as_deref(),
             traceparent: self.traceparent.as_deref(),
         };
         envelope.to_json()

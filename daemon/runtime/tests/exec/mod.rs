@@ -52,6 +52,7 @@ pub(crate) fn task(data: &str) -> Task {
         tenant: "default".to_owned(),
         data: data.to_owned(),
         enqueued_at: "2026-11-30T20:00:00Z".to_owned(),
+        watermark: None,
         traceparent: None,
         timeout: BOUND * 10,
     }

@@ -235,6 +235,7 @@ impl Cluster {
             run_at: None,
             unique_key: Some("one".into()),
             max_attempts: None,
+            watermark: None,
         };
         let drawn = vec![drawn; NAMES_IN_A_TERM];
         let _ = self.names.enqueue(0, &drawn);

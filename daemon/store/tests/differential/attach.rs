@@ -293,5 +293,6 @@ fn released(memory: &Memory) -> RunEnd {
         delay: 0,
         result: None,
         follow_ups: Vec::new(),
+        watermark: None,
     }
 }

@@ -17,6 +17,7 @@ fn job(job_type: &str) -> NewJob {
         run_at: None,
         unique_key: None,
         max_attempts: None,
+        watermark: None,
     }
 }
 
@@ -227,6 +228,7 @@ fn numbers_of_lost_epochs_come_again() {
             delay: 0,
             result: None,
             follow_ups: Vec::new(),
+            watermark: None,
         };
         play.finish(0, vec![(memory.clone(), end)], true);
         play.lose_tail();

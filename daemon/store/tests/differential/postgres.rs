@@ -180,7 +180,7 @@ impl Postgres {
     pub(crate) fn clear(&mut self, now: i64) {
         self.now = now;
         self.must(&format!(
-            "SET model.now = {now}; DELETE FROM job; DELETE FROM ready; DELETE FROM requeued; DELETE FROM later; DELETE FROM lease; DELETE FROM outcome; \
+            "SET model.now = {now}; DELETE FROM job; DELETE FROM watermark; DELETE FROM ready; DELETE FROM requeued; DELETE FROM later; DELETE FROM lease; DELETE FROM outcome; \
              DELETE FROM attempt; DELETE FROM key_owner; DELETE FROM edit; DELETE FROM stop_request; DELETE FROM dead_letter; DELETE FROM worker; DELETE FROM beat; \
              DELETE FROM revocation; DELETE FROM expected; DELETE FROM here; DELETE FROM lane; DELETE FROM switch; DELETE FROM switch_job; DELETE FROM effect; \
              UPDATE cluster c SET epoch_no = 1, gate = 'open', mark = 0, opened_at = clock_timestamp(), unaccepted = false, uncovered = false, \

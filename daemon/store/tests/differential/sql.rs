@@ -38,9 +38,16 @@ fn list(items: impl IntoIterator<Item = impl ToString>) -> String {
         .join(", ")
 }
 
+/// The options of a job that belongs to this series, or to none.
+fn series(watermark: Option<&str>) -> String {
+    watermark.map_or("'{}'::jsonb".to_owned(), |name| {
+        format!("jsonb_build_object('watermark', '{name}')")
+    })
+}
+
 fn new_job(names: &Names, job: &NewJob) -> String {
     format!(
-        "jsonb_build_object('job_type', {}, 'tenant', '{}', 'priority', {}, 'run_at', {}, 'unique_key', {}, 'max_attempts', {}, 'id', {})",
+        "jsonb_build_object('job_type', {}, 'tenant', '{}', 'priority', {}, 'run_at', {}, 'unique_key', {}, 'max_attempts', {}, 'id', {}, 'options', {})",
         text(Some(&job.job_type)),
         job.tenant,
         job.priority,
@@ -48,13 +55,14 @@ fn new_job(names: &Names, job: &NewJob) -> String {
         text(job.unique_key.as_deref()),
         number(job.max_attempts),
         job.id
-            .map_or("NULL".to_owned(), |id| uuid(names.database(id.0)))
+            .map_or("NULL".to_owned(), |id| uuid(names.database(id.0))),
+        series(job.watermark.as_deref())
     )
 }
 
 pub(crate) fn enqueue(names: &Names, job: &NewJob) -> String {
     format!(
-        "SELECT enqueue({}, priority => {}, run_at => {}, tenant => '{}', unique_key => {}, max_attempts => {}, id => {})",
+        "SELECT enqueue({}, priority => {}, run_at => {}, tenant => '{}', unique_key => {}, max_attempts => {}, id => {}, options => {})",
         text(Some(&job.job_type)),
         job.priority,
         job.run_at.map_or("NULL".to_owned(), at),
@@ -62,7 +70,8 @@ pub(crate) fn enqueue(names: &Names, job: &NewJob) -> String {
         text(job.unique_key.as_deref()),
         number(job.max_attempts),
         job.id
-            .map_or("NULL".to_owned(), |id| uuid(names.database(id.0)))
+            .map_or("NULL".to_owned(), |id| uuid(names.database(id.0))),
+        series(job.watermark.as_deref())
     )
 }
 
@@ -73,7 +82,7 @@ pub(crate) fn enqueue_many(names: &Names, jobs: &[NewJob]) -> String {
 
 pub(crate) fn insert(names: &Names, job: &NewJob) -> String {
     format!(
-        "INSERT INTO jobs (job_type, priority, run_at, tenant_id, unique_key, max_attempts, id) VALUES ({}, {}, {}, '{}', {}, {}, {}) RETURNING id",
+        "INSERT INTO jobs (job_type, priority, run_at, tenant_id, unique_key, max_attempts, id, options) VALUES ({}, {}, {}, '{}', {}, {}, {}, {}) RETURNING id",
         text(Some(&job.job_type)),
         job.priority,
         job.run_at.map_or("NULL".to_owned(), at),
@@ -81,7 +90,8 @@ pub(crate) fn insert(names: &Names, job: &NewJob) -> String {
         text(job.unique_key.as_deref()),
         number(job.max_attempts),
         job.id
-            .map_or("NULL".to_owned(), |id| uuid(names.database(id.0)))
+            .map_or("NULL".to_owned(), |id| uuid(names.database(id.0))),
+        series(job.watermark.as_deref())
     )
 }
 
@@ -149,7 +159,7 @@ pub(crate) fn claim(names: &Names, worker: WorkerId, epoch: Epoch, claim: &Claim
 /// The keys of an end, for `finish` and `reattach`.
 fn end(names: &Names, it: &RunEnd) -> String {
     format!(
-        "'kind', '{}', 'job', {}, 'run', {}, 'token', {}, 'delay_ms', {}, 'final', {}, 'result', {}::jsonb, 'enqueue', jsonb_build_array({})",
+        "'kind', '{}', 'job', {}, 'run', {}, 'token', {}, 'delay_ms', {}, 'final', {}, 'result', {}::jsonb, 'watermark', {}::jsonb, 'enqueue', jsonb_build_array({})",
         it.end.name(),
         uuid(names.database(it.job.0)),
         it.run,
@@ -157,6 +167,7 @@ fn end(names: &Names, it: &RunEnd) -> String {
         it.delay,
         it.end == End::Failed { last: true },
         text(it.result.as_deref()),
+        text(it.watermark.as_deref()),
         list(it.follow_ups.iter().map(|job| new_job(names, job)))
     )
 }
@@ -199,13 +210,14 @@ pub(crate) fn hold(names: &Names, worker: WorkerId, epoch: Epoch, holds: &[Hold]
 
 fn row(asked: &Asked) -> String {
     format!(
-        "jsonb_build_object('created_at', {}, 'priority', {}, 'max_attempts', {}, 'job_type', {}, 'tenant', '{}', 'unique_key', {})",
+        "jsonb_build_object('created_at', {}, 'priority', {}, 'max_attempts', {}, 'job_type', {}, 'tenant', '{}', 'unique_key', {}, 'options', {})",
         at(asked.created_at),
         asked.priority,
         number(asked.max_attempts),
         text(Some(&asked.job_type)),
         asked.tenant,
-        text(asked.unique_key.as_deref())
+        text(asked.unique_key.as_deref()),
+        series(asked.watermark.as_deref())
     )
 }
 

@@ -7,7 +7,7 @@ fn or_dash<T: ToString>(value: Option<T>) -> String {
 }
 
 fn flags(job: &Job) -> i32 {
-    i32::from(job.keyed) | if job.edit.is_some() { 4 } else { 0 }
+    i32::from(job.keyed) | if job.edit.is_some() { 4 } else { 0 } | (i32::from(job.alone) * 128)
 }
 
 pub(crate) fn gate(gate: Gate) -> &'static str {
@@ -94,6 +94,12 @@ pub(crate) fn of_model(model: &Database) -> Vec<String> {
     for ((job, run, token, applied), outcome) in &model.attempts {
         lines.push(format!("attempt {job} {run} {token} {outcome} {applied}"));
     }
+    for ((tenant, name), it) in &model.watermarks {
+        lines.push(format!(
+            "watermark {tenant} {name} {} {} {}",
+            it.value, it.job, it.epoch_no
+        ));
+    }
     for ((job, run), letter) in &model.letters {
         let review = or_dash(letter.review.map(|it| it.name()));
         lines.push(format!("letter {job} {run} {} {review}", letter.attempts));
@@ -168,16 +174,17 @@ pub(crate) fn of_model(model: &Database) -> Vec<String> {
 /// cannot be found by the job's id.
 pub(crate) const OF_DATABASE: &str = "
 SELECT format('job %s %s %s %s %s %s %s', id, job_type, tenant, priority, coalesce(unique_key, '-'), coalesce(max_attempts::text, '-'), ms(created_at)) FROM job
-UNION ALL SELECT format('place %s pending %s %s %s ready', id, run, attempts, flags & 5) FROM ready
-UNION ALL SELECT format('place %s scheduled %s %s %s later %s %s', id, run, attempts, flags & 5, ms(due), waits_for) FROM later
-UNION ALL SELECT format('place %s running %s %s %s lease %s %s %s %s %s %s %s %s', id, run, attempts, flags & 5, token, worker, call, epoch_no, max_attempts,
+UNION ALL SELECT format('place %s pending %s %s %s ready', id, run, attempts, flags & 133) FROM ready
+UNION ALL SELECT format('place %s scheduled %s %s %s later %s %s', id, run, attempts, flags & 133, ms(due), waits_for) FROM later
+UNION ALL SELECT format('place %s running %s %s %s lease %s %s %s %s %s %s %s %s', id, run, attempts, flags & 133, token, worker, call, epoch_no, max_attempts,
   coalesce(ms(until)::text, '-'), ms(started_at), flags & 96) FROM lease
-UNION ALL SELECT format('place %s %s %s %s %s outcome %s %s %s %s', id, status, run, attempts, flags & 5, coalesce(token::text, '-'), coalesce(worker::text, '-'), epoch_no,
+UNION ALL SELECT format('place %s %s %s %s %s outcome %s %s %s %s', id, status, run, attempts, flags & 133, coalesce(token::text, '-'), coalesce(worker::text, '-'), epoch_no,
   coalesce(result::text, '-')) FROM outcome
 UNION ALL SELECT format('edit %s %s', j.id, coalesce(e.data::text, '-')) FROM job j LEFT JOIN edit e ON e.id = j.id
 UNION ALL SELECT format('queue %s %s %s', l.job_type, r.priority, string_agg(r.id::text, ',' ORDER BY r.pos)) FROM ready r JOIN lane l ON l.lane = r.lane GROUP BY l.job_type, r.priority
 UNION ALL SELECT format('key %s %s %s %s', job_type, tenant, key, id) FROM key_owner
 UNION ALL SELECT format('attempt %s %s %s %s %s', job_id, run, token, outcome, CASE WHEN applied THEN 'true' ELSE 'false' END) FROM attempt
+UNION ALL SELECT format('watermark %s %s %s %s %s', tenant, name, value, job_id, epoch_no) FROM watermark
 UNION ALL SELECT format('letter %s %s %s %s', job_id, run, attempts, coalesce(review_action, '-')) FROM dead_letter
 UNION ALL SELECT format('stop %s %s', id, kind) FROM stop_request
 UNION ALL SELECT format('revocation %s %s %s %s', worker, job_id, token, ms(revoked_at)) FROM revocation

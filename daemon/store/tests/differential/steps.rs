@@ -153,6 +153,10 @@ impl Play<'_> {
                 .random
                 .chance(50)
                 .then(|| i32::try_from(self.random.between(1, 3)).unwrap()),
+            watermark: self
+                .random
+                .chance(25)
+                .then(|| self.random.pick(&KEYS).unwrap().to_owned()),
         }
     }
 
@@ -209,7 +213,8 @@ impl Play<'_> {
             4..=5 => End::Failed {
                 last: self.random.chance(30),
             },
-            6..=7 => End::Released,
+            6 => End::Released,
+            7 => End::Crashed,
             _ => End::Snoozed,
         };
         let mut follow_ups = Vec::new();
@@ -237,6 +242,10 @@ impl Play<'_> {
             },
             result: (end == End::Completed).then(|| self.random.between(1, 99).to_string()),
             follow_ups,
+            watermark: self
+                .random
+                .chance(40)
+                .then(|| self.random.between(1, 99).to_string()),
         }
     }
 
@@ -367,6 +376,7 @@ impl Play<'_> {
                     end: End::Released,
                     result: None,
                     follow_ups: Vec::new(),
+                    watermark: None,
                     ..self.end(it)
                 };
                 (it.clone(), end)

@@ -361,6 +361,7 @@ fn run_end(memory: &Memory, end: End) -> RunEnd {
         },
         result: None,
         follow_ups: follow_ups.map(|id| new_job(Some(id))).into_iter().collect(),
+        watermark: None,
     }
 }
 
@@ -374,6 +375,7 @@ pub(crate) fn new_job(id: Option<JobId>) -> NewJob {
         run_at: None,
         unique_key: None,
         max_attempts: None,
+        watermark: None,
     }
 }
 
