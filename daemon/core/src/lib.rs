@@ -4,6 +4,7 @@
 //! source of randomness, so the same code runs in the daemon, under the seeded simulation (`tenure-sim`) and in property
 //! tests. A machine has one door, `on(now, event) -> commands`, and says by `wake_at()` when only time matters to it.
 
+pub mod breaker;
 pub mod claim;
 pub mod drain;
 pub mod ids;

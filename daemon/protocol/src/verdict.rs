@@ -62,6 +62,8 @@ impl Verdict {
 pub struct Ended {
     /// What becomes of the job.
     pub verdict: Verdict,
+    /// `false`: no connection to the handler could be made, so it never saw the job.
+    pub reached: bool,
     /// JSON text for the job's `result`.
     pub result: Option<String>,
     /// What the handler asks for beside; empty unless the verdict is [`Verdict::Done`] or [`Verdict::Snooze`].
@@ -83,6 +85,7 @@ impl Ended {
     pub fn new(verdict: Verdict) -> Self {
         Self {
             verdict,
+            reached: true,
             result: None,
             directives: Directives::default(),
             exit_code: None,

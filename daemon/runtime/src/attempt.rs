@@ -10,6 +10,7 @@ use tenure_protocol::verdict::{Ended, Verdict};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::circuits::Circuits;
 use crate::dispatch::Note;
 use crate::events;
 use crate::exec::{Executor, StopSignal, Task};
@@ -26,14 +27,25 @@ pub(crate) struct Bench {
     pub executor: Executor,
     /// Learns of the end.
     pub leases: Arc<Leases>,
+    /// Learns how the handler did.
+    pub circuits: Arc<Circuits>,
     /// Learns how long it took.
     pub stats: Arc<Stats>,
     /// Learns of the free slot.
     pub notes: mpsc::Sender<Note>,
 }
 
-/// Runs one attempt to its end.
-pub(crate) async fn run(bench: Bench, held: Arc<Held>, route: Route, stop: StopSignal) {
+/// A job that its handler never saw is left to others for so long.
+const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
+
+/// Runs one attempt to its end, perhaps as a `probe` of its handler.
+pub(crate) async fn run(
+    bench: Bench,
+    held: Arc<Held>,
+    route: Route,
+    stop: StopSignal,
+    probe: bool,
+) {
     #[derive(Deserialize)]
     struct Options {
         traceparent: Option<String>,
@@ -75,7 +87,16 @@ pub(crate) async fn run(bench: Bench, held: Arc<Held>, route: Route, stop: StopS
     bench.stats.ended(job.lane, took);
     let retry_in =
         |not_before: Option<Duration>| route.retry.delay_after(job.attempt, random(), not_before);
-    bench.leases.ended(held.ended(ended, retry_in));
+    let (open, closed) = bench.circuits.ended(&route.section, probe, &ended);
+    let statement = match open && !ended.reached {
+        // It is the handler that is away: that costs the job nothing.
+        true => held.not_seen(LEFT_TO_OTHERS, ended.error),
+        false => held.ended(ended, retry_in),
+    };
+    bench.leases.ended(statement);
+    if closed {
+        let _ = bench.notes.send(Note::Woken).await;
+    }
     // The dispatcher ends only after all attempts.
     let _ = bench.notes.send(Note::Freed(route.pool)).await;
 }

@@ -61,7 +61,10 @@ pub(crate) fn wants(lanes: &Lanes, marks: &Marks, asks: &[Ask]) -> Vec<Want> {
                         .map(|lane| lanes.route(*lane).map_or(1, attempts))
                         .collect(),
                     marks: marks.of(&of),
-                    limits: vec![ask.total; of.len()],
+                    limits: of
+                        .iter()
+                        .map(|lane| lanes.limit(*lane, ask.total))
+                        .collect(),
                     total: ask.total,
                     rerun: of.iter().copied().filter(|lane| care(lane).rerun).collect(),
                     durability,

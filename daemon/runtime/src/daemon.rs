@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::attempt::Bench;
+use crate::circuits::Circuits;
 use crate::clock;
 use crate::dispatch::Dispatcher;
 use crate::ends::{Ends, QUEUES};
@@ -242,6 +243,7 @@ impl Daemon {
             rest.clone(),
         )
         .map_err(DaemonError::Thread)?;
+        let circuits = Arc::new(Circuits::default());
         let bench = Bench {
             executor: Executor {
                 guard,
@@ -251,10 +253,11 @@ impl Daemon {
                 },
             },
             leases: Arc::clone(&leases),
+            circuits: Arc::clone(&circuits),
             stats,
             notes: notes_in,
         };
-        let lanes = Lanes::new(Arc::clone(&self.settings));
+        let lanes = Lanes::new(Arc::clone(&self.settings), circuits);
         let dispatcher = Dispatcher::new(
             self.db.clone(),
             lanes,

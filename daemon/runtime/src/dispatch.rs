@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_core::breaker::Start;
 use tenure_core::ids::{Call, Epoch, Lane, WorkerId};
 use tenure_core::poll::{Command, Event, Poller};
 use tenure_core::time::Mono;
@@ -61,6 +62,8 @@ pub(crate) struct Dispatcher {
     poller: Poller,
     marks: Marks,
     settle_at: Mono,
+    /// When a circuit may close, or its handler be tried.
+    circuits_at: Option<Mono>,
     lanes_wanted: i32,
     /// What the poller commanded and is not under way yet.
     todo: Vec<Command>,
@@ -104,6 +107,7 @@ impl Dispatcher {
             poller: Poller::new(idle_poll),
             marks: Marks::default(),
             settle_at: Mono::ZERO,
+            circuits_at: None,
             lanes_wanted: i32::MAX,
             todo: Vec::new(),
             claiming: false,
@@ -132,6 +136,12 @@ impl Dispatcher {
                     under_way.push(self.ask_lanes());
                 }
                 self.poll(Event::Tick);
+                if self.circuits_at.is_some_and(|at| at <= clock::now())
+                    && self.bench.circuits.tick()
+                {
+                    self.poll(Event::Woken);
+                }
+                self.circuits_at = self.bench.circuits.wake_at();
                 for command in std::mem::take(&mut self.todo) {
                     // Two claims at once would both count on the same free slots.
                     if command == Command::Claim && std::mem::replace(&mut self.claiming, true) {
@@ -183,7 +193,11 @@ impl Dispatcher {
     fn wake_at(&self) -> Option<Mono> {
         // Without a registration there is nothing to do but to wait for it: a note tells.
         self.member?;
-        self.poller.wake_at()
+        self.poller
+            .wake_at()
+            .into_iter()
+            .chain(self.circuits_at)
+            .min()
     }
 
     fn note(&mut self, note: Note) {
@@ -353,10 +367,18 @@ impl Dispatcher {
         for (held, signal) in self.leases.claimed(call, jobs, grace) {
             match self.lanes.route(held.job.lane).cloned() {
                 Some(route) if !stopping => {
+                    let probe = match self.bench.circuits.start(&route.section) {
+                        Start::Go => false,
+                        Start::Probe => true,
+                        Start::Wait(wait) => {
+                            self.leases.ended(held.released_for(wait));
+                            continue;
+                        }
+                    };
                     self.free[route.pool] = self.free[route.pool].saturating_sub(1);
                     spawn_on(
                         &self.attempts,
-                        attempt::run(self.bench.clone(), held, route, signal),
+                        attempt::run(self.bench.clone(), held, route, signal, probe),
                     );
                 }
                 // Never started: given back.

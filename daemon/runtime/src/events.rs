@@ -69,6 +69,14 @@ pub fn describe() {
         "tenure_replay_uncovered_seconds",
         "Of how much time the ends were forgotten although not every other server has shown them."
     );
+    describe_gauge!(
+        "tenure_handler_circuit_open",
+        "1 while a handler cannot be reached or its installation is wrong, and gets no jobs but probes; by the handler's section."
+    );
+    describe_counter!(
+        "tenure_handler_circuit_opened_total",
+        "How often that began."
+    );
     describe_gauge!("tenure_primary_up", "1 while a primary answers.");
     describe_gauge!(
         "tenure_two_primaries",
@@ -332,4 +340,30 @@ pub fn switched(switch: &Switch) {
         "A switch of the database is over. `tenure cluster switches show {} --jobs` lists the jobs.",
         switch.epoch_no
     );
+}
+
+/// Whether a handler gets no jobs but probes.
+pub fn circuit_open(handler: &str, open: bool) {
+    gauge!("tenure_handler_circuit_open", "handler" => handler.to_owned()).set(if open {
+        1.0
+    } else {
+        0.0
+    });
+}
+
+/// A handler cannot be reached, or its installation is wrong. This is an event that alerts are about.
+pub fn circuit_opened(handler: &str, error: &str) {
+    circuit_open(handler, true);
+    counter!("tenure_handler_circuit_opened_total", "handler" => handler.to_owned()).increment(1);
+    error!(
+        handler,
+        error,
+        "The handler fails for every job: nothing more is claimed for it but single jobs to try it with, so that no attempts are used up."
+    );
+}
+
+/// A handler answers again.
+pub fn circuit_closed(handler: &str) {
+    circuit_open(handler, false);
+    warn!(handler, "The handler answers again; its jobs are claimed.");
 }

@@ -107,6 +107,14 @@ impl Held {
         self.said(end)
     }
 
+    /// Given back for a while, since no handler has seen it.
+    #[must_use]
+    pub(crate) fn not_seen(self: &Arc<Self>, wait: Duration, why: Option<String>) -> Statement {
+        let mut statement = self.released_for(wait);
+        statement.end.error = why;
+        statement
+    }
+
     fn said(self: &Arc<Self>, end: RunEnd) -> Statement {
         Statement {
             end,

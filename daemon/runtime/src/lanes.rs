@@ -4,18 +4,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tenure_core::breaker::Admits;
 use tenure_core::ids::Lane;
 use tenure_core::retry::Policy;
 use tenure_core::{claim, pattern};
 
+use crate::circuits::Circuits;
 use crate::exec::{Clients, Handler, PrepareError};
 use crate::settings::{AfterLostCommits, Durability, HandlerKind, Settings};
+
+/// A handler that has not failed for so long, beside the time of a connection, was reached.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// What runs the jobs of one lane.
 #[derive(Debug, Clone)]
 pub(crate) struct Route {
     /// The job type.
     pub job_type: Arc<str>,
+    /// The section that says what runs: its circuit is shared by all its job types.
+    pub section: Arc<str>,
     /// What runs.
     pub handler: Arc<Handler>,
     /// When it runs again after a failure.
@@ -45,6 +52,7 @@ pub(crate) struct Care {
 #[derive(Debug)]
 pub(crate) struct Lanes {
     settings: Arc<Settings>,
+    circuits: Arc<Circuits>,
     clients: Clients,
     routes: BTreeMap<Lane, Route>,
     seen: i32,
@@ -53,9 +61,10 @@ pub(crate) struct Lanes {
 impl Lanes {
     /// None yet.
     #[must_use]
-    pub(crate) fn new(settings: Arc<Settings>) -> Self {
+    pub(crate) fn new(settings: Arc<Settings>, circuits: Arc<Circuits>) -> Self {
         Self {
             settings,
+            circuits,
             clients: Clients::default(),
             routes: BTreeMap::new(),
             seen: 0,
@@ -75,6 +84,16 @@ impl Lanes {
             let Some(handler) = self.settings.handlers.resolve(job_type) else {
                 continue;
             };
+            let section: Arc<str> = self
+                .settings
+                .handlers
+                .section(job_type)
+                .map_or(job_type.as_str(), pattern::Pattern::as_str)
+                .into();
+            let connects_within = match &handler.kind {
+                HandlerKind::Http(http) => http.connect_timeout,
+                _ => std::time::Duration::ZERO,
+            };
             let (timeout, kill_grace) = match &handler.kind {
                 HandlerKind::Exec(exec) => (exec.timeout, exec.kill_grace),
                 HandlerKind::Http(http) => (http.timeout, std::time::Duration::ZERO),
@@ -82,6 +101,7 @@ impl Lanes {
             };
             let route = Route {
                 job_type: job_type.as_str().into(),
+                section: Arc::clone(&section),
                 handler: Arc::new(Handler::prepare(&handler.kind, &mut self.clients)?),
                 retry: handler.retry,
                 timeout,
@@ -92,6 +112,7 @@ impl Lanes {
                     replicated: handler.durability == Some(Durability::Replicated),
                 },
             };
+            self.circuits.add(&section, connects_within + PATIENCE);
             self.routes.insert(*lane, route);
         }
         Ok(())
@@ -119,7 +140,9 @@ impl Lanes {
     pub(crate) fn asks(&self, free: &[usize], max_batch: i32) -> Vec<claim::Ask> {
         let mut lanes = vec![Vec::new(); free.len()];
         for (lane, route) in &self.routes {
-            lanes[route.pool].push(*lane);
+            if self.circuits.admits(&route.section) != Admits::None {
+                lanes[route.pool].push(*lane);
+            }
         }
         let pools: Vec<claim::Pool<'_>> = free
             .iter()
@@ -127,6 +150,18 @@ impl Lanes {
             .map(|(&free, lanes)| claim::Pool { free, lanes })
             .collect();
         claim::asks(&pools, max_batch)
+    }
+
+    /// The most to ask of this lane, of `total`.
+    #[must_use]
+    pub(crate) fn limit(&self, lane: Lane, total: i32) -> i32 {
+        match self
+            .route(lane)
+            .map(|route| self.circuits.admits(&route.section))
+        {
+            Some(Admits::One) => total.min(1),
+            _ => total,
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod attach;
 mod attempt;
+mod circuits;
 mod claims;
 mod clock;
 pub mod daemon;

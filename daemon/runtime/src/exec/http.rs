@@ -195,7 +195,10 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
         |why: &str| Ended::because(Verdict::RETRY, format!("no answer from {address}{why}"));
     match timeout_at(until, request.send()).await {
         Ok(Ok(response)) => answered(executor.limits, &address, response, until).await,
-        Ok(Err(error)) => no_answer(&format!(": {}", chain(error))),
+        Ok(Err(error)) => Ended {
+            reached: !error.is_connect(),
+            ..no_answer(&format!(": {}", chain(error)))
+        },
         Err(_) => no_answer(&format!(
             " within {}",
             humantime::format_duration(task.timeout)

@@ -46,6 +46,12 @@ impl Handlers {
         })
     }
 
+    /// The section that says what runs for `job_type`.
+    #[must_use]
+    pub fn section(&self, job_type: &str) -> Option<&Pattern> {
+        self.setting(job_type, |rule| rule.kind.as_ref().map(|_| &rule.pattern))
+    }
+
     /// The patterns of the job types that this daemon can run, as it registers them.
     pub fn job_types(&self) -> impl Iterator<Item = &Pattern> {
         self.rules
@@ -86,7 +92,7 @@ impl Handlers {
     }
 
     /// One setting, from the most specific rule that matches and says it.
-    fn setting<T>(&self, job_type: &str, get: impl Fn(&Rule) -> Option<T>) -> Option<T> {
+    fn setting<'a, T>(&'a self, job_type: &str, get: impl Fn(&'a Rule) -> Option<T>) -> Option<T> {
         let saying: Vec<(&Pattern, T)> = self
             .rules
             .iter()

@@ -1,6 +1,8 @@
 //! The whole daemon in this process, with a real PostgreSQL server. Handlers that are processes are tested with the real
 //! binary, in `chaos-tests`.
 
+mod circuits;
+
 use std::time::Duration;
 
 use tenure_core::pattern::Pattern;
