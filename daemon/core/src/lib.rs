@@ -6,6 +6,7 @@
 
 pub mod breaker;
 pub mod claim;
+pub mod crew;
 pub mod drain;
 pub mod ids;
 pub mod lease;

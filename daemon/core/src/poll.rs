@@ -37,6 +37,8 @@ pub enum Event {
     Woken,
     /// A slot has become free, or (`false`) none is free any more.
     Free(bool),
+    /// A lane that was left out for want of room can be claimed from again.
+    Room,
     /// The claim was answered.
     Answered {
         /// It brought jobs.
@@ -130,6 +132,10 @@ impl Poller {
             Event::Woken if self.mode == Mode::Idle => self.look(now),
             Event::Woken | Event::Tick => {}
             Event::Free(free) => self.free = free,
+            Event::Room => {
+                self.again = self.claiming;
+                self.due = self.due.min(now + GATHER);
+            }
             Event::Answered { brought, full } => {
                 self.claiming = false;
                 self.answered(now, brought, full, idle_poll);

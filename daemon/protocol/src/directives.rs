@@ -238,7 +238,7 @@ fn duration(path: &str, text: &str) -> Result<Duration, BadDirective> {
     })
 }
 
-fn parse_duration(text: &str) -> Option<Duration> {
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     if rest.is_empty() {
         return None;

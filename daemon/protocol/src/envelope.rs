@@ -39,7 +39,22 @@ impl Envelope<'_> {
         let mut object = Object::with_capacity(self.data.len() + 512);
         object
             .text("id", &self.id.to_string())
-            .text("type", self.job_type)
+            .text("type", self.job_type);
+        self.rest(object)
+    }
+
+    /// The envelope as a line of the type `job`, so its own `type` is called `job_type`.
+    pub(crate) fn to_line(self) -> String {
+        let mut object = Object::with_capacity(self.data.len() + 512);
+        object
+            .text("type", "job")
+            .text("id", &self.id.to_string())
+            .text("job_type", self.job_type);
+        self.rest(object)
+    }
+
+    fn rest(&self, mut object: Object) -> String {
+        object
             .raw("data", self.data)
             .raw("attempt", &self.attempt.to_string())
             .raw("max_attempts", &self.max_attempts.to_string())

@@ -200,7 +200,7 @@ pub fn explained(what: &str, words: Option<&str>) -> String {
     format!("{what}: {}", shortened(words))
 }
 
-fn shortened(words: &str) -> String {
+pub(crate) fn shortened(words: &str) -> String {
     let cut = words
         .char_indices()
         .nth(QUOTED)

@@ -84,6 +84,7 @@ async fn attempt(guard: &Guard, script: &str, timeout: Duration) -> Ended {
         tenant: "default".to_owned(),
         data: "{}".to_owned(),
         enqueued_at: "2026-11-30T20:00:00Z".to_owned(),
+        alone: false,
         watermark: None,
         traceparent: None,
         timeout,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::circuits::Circuits;
 use crate::dispatch::Note;
 use crate::events;
-use crate::exec::{Executor, StopSignal, Task};
+use crate::exec::{Executor, Handler, StopSignal, Task};
 use crate::held::Held;
 use crate::lanes::Route;
 use crate::leases::Leases;
@@ -63,6 +63,7 @@ pub(crate) async fn run(
         tenant: job.tenant.clone(),
         data: job.data.clone(),
         enqueued_at: humantime::format_rfc3339_micros(job.created_at).to_string(),
+        alone: job.alone,
         watermark: job.watermark.clone(),
         traceparent: options.and_then(|options| options.traceparent),
         timeout: job.timeout.unwrap_or(route.timeout),
@@ -96,6 +97,9 @@ pub(crate) async fn run(
     bench.leases.ended(statement);
     if closed {
         let _ = bench.notes.send(Note::Woken).await;
+    }
+    if matches!(*route.handler, Handler::Process(_)) {
+        let _ = bench.notes.send(Note::Room).await;
     }
     // The dispatcher ends only after all attempts.
     let _ = bench.notes.send(Note::Freed(route.pool)).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::claim::Ask;
 use tenure_core::ids::{Call, Lane};
 use tenure_core::lease::event::Event;
-use tenure_store::claim::{ClaimRequest, Durability};
+use tenure_store::claim::{ClaimRequest, Claimed, Durability};
 use tenure_store::error::StoreError;
 use tenure_store::session::Db;
 
@@ -99,6 +99,18 @@ pub(crate) async fn claim(db: &Db, leases: &Leases, wants: Vec<Want>) -> ClaimAn
     answer
 }
 
+/// Whether some lane brought as many as was asked of it although others might have brought more.
+fn fills_a_lane(request: &ClaimRequest, claimed: &[Claimed]) -> bool {
+    let of = |lane| claimed.iter().filter(|job| job.lane == lane).count();
+    request
+        .lanes
+        .iter()
+        .zip(&request.limits)
+        .any(|(lane, limit)| {
+            *limit < request.total && usize::try_from(*limit).is_ok_and(|limit| of(*lane) >= limit)
+        })
+}
+
 async fn claim_one(
     db: &Db,
     leases: &Leases,
@@ -119,12 +131,12 @@ async fn claim_one(
     match session.claim(worker, epoch, call, &want.request).await {
         Ok(claimed) => {
             let count = i32::try_from(claimed.len()).unwrap_or(i32::MAX);
-            answer.full |= count >= want.request.total;
+            answer.full |= count >= want.request.total || fills_a_lane(&want.request, &claimed);
             let care = |lane| {
                 let found = want.cares.iter().find(|(of, _)| *of == lane);
                 found.map_or(Care::default(), |(_, care)| *care)
             };
-            let held = |job: tenure_store::claim::Claimed| {
+            let held = |job: Claimed| {
                 Arc::new(Held {
                     care: care(job.lane),
                     job,

@@ -41,6 +41,8 @@ use crate::tasks::spawn;
 
 /// Connections of the HTTP interface, opened when somebody asks for something.
 const API_CONNECTIONS: usize = 2;
+/// How much longer than their grace the processes of handlers may take to leave.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// Between tries to reach the database at the start.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -267,10 +269,10 @@ impl Daemon {
             TaskTracker::new(),
             self.settings.worker.poll_interval,
         );
-        let dispatcher = spawn(dispatcher.run(notes, claims.clone()));
+        let mut dispatcher = spawn(dispatcher.run(notes, claims.clone()));
         let told = claims.clone();
-        let dispatcher_failed = async move {
-            let _ = dispatcher.await;
+        let dispatcher_failed = async {
+            let _ = (&mut dispatcher).await;
             // It ends by itself once it was told to and all attempts have ended.
             if told.is_cancelled() {
                 std::future::pending::<()>().await;
@@ -302,6 +304,11 @@ impl Daemon {
             _ = &mut replicated => Err(DaemonError::Task("speaker of replicated ends")),
             _ = &mut sweeper => Err(DaemonError::Task("sweeper")),
         };
+        if matches!(outcome, Ok(Outcome::Clean)) && !dispatcher.is_finished() {
+            // Handlers' processes that have no job any more are sent away.
+            let within = longest_grace(&self.settings) + FAREWELL;
+            let _ = tokio::time::timeout(within, dispatcher).await;
+        }
         // No heartbeat may follow the word that this worker leaves.
         rest.cancel();
         let _ = tokio::task::spawn_blocking(move || heart.join()).await;
@@ -420,12 +427,12 @@ impl Daemon {
     }
 
     async fn start_guard(&self) -> Result<Option<Guard>, DaemonError> {
-        let starts_processes = self
-            .settings
-            .handlers
-            .rules
-            .iter()
-            .any(|rule| matches!(rule.kind, Some(HandlerKind::Exec(_))));
+        let starts_processes = self.settings.handlers.rules.iter().any(|rule| {
+            matches!(
+                rule.kind,
+                Some(HandlerKind::Exec(_) | HandlerKind::Process(_))
+            )
+        });
         let lock = self
             .settings
             .worker
@@ -496,6 +503,7 @@ fn longest_grace(settings: &Settings) -> Duration {
         .iter()
         .filter_map(|rule| match &rule.kind {
             Some(HandlerKind::Exec(exec)) => Some(exec.kill_grace),
+            Some(HandlerKind::Process(process)) => Some(process.kill_grace),
             _ => None,
         });
     graces.max().unwrap_or_default()

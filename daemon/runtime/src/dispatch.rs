@@ -45,6 +45,8 @@ pub(crate) enum Note {
     Lanes(i32),
     /// The worker is registered or re-attached.
     Registered,
+    /// A handler that takes only so many jobs at once has one less.
+    Room,
     /// A slot of this pool is free again.
     Freed(usize),
 }
@@ -64,6 +66,8 @@ pub(crate) struct Dispatcher {
     settle_at: Mono,
     /// When a circuit may close, or its handler be tried.
     circuits_at: Option<Mono>,
+    /// The last claim asked for less than there are slots, for want of room in a handler.
+    short_of_room: bool,
     lanes_wanted: i32,
     /// What the poller commanded and is not under way yet.
     todo: Vec<Command>,
@@ -108,6 +112,7 @@ impl Dispatcher {
             marks: Marks::default(),
             settle_at: Mono::ZERO,
             circuits_at: None,
+            short_of_room: false,
             lanes_wanted: i32::MAX,
             todo: Vec::new(),
             claiming: false,
@@ -124,6 +129,7 @@ impl Dispatcher {
             if stopping {
                 self.attempts.close();
                 if self.attempts.is_empty() && under_way.is_empty() {
+                    self.lanes.close().await;
                     return;
                 }
             }
@@ -197,6 +203,7 @@ impl Dispatcher {
             .wake_at()
             .into_iter()
             .chain(self.circuits_at)
+            .chain(self.lanes.room_at())
             .min()
     }
 
@@ -209,6 +216,9 @@ impl Dispatcher {
             }
             // The registration itself is read in the loop.
             Note::Registered => return,
+            // Only what was left out needs the word.
+            Note::Room if !std::mem::take(&mut self.short_of_room) => return,
+            Note::Room => Event::Room,
             Note::Freed(pool) => {
                 self.free[pool] += 1;
                 if self.free[pool] == 1 {
@@ -226,7 +236,7 @@ impl Dispatcher {
             .extend(self.poller.on(clock::now(), event, random()));
     }
 
-    fn carry_out(&self, command: Command) -> Work {
+    fn carry_out(&mut self, command: Command) -> Work {
         match command {
             Command::Claim => self.claim(),
             Command::SetSleeping(sleeping) => {
@@ -256,10 +266,11 @@ impl Dispatcher {
         }
     }
 
-    fn claim(&self) -> Work {
+    fn claim(&mut self) -> Work {
         let (db, leases) = (self.db.clone(), Arc::clone(&self.leases));
         let asks = self.lanes.asks(&self.free, BATCH);
         let wants = claims::wants(&self.lanes, &self.marks, &asks);
+        self.short_of_room = self.lanes.are_short();
         Box::pin(async move { Done::Claimed(claims::claim(&db, &leases, wants).await) })
     }
 

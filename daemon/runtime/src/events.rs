@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use tenure_core::crew::Leave;
 use tenure_store::cluster::Switch;
 use tracing::{error, info, warn};
 
@@ -31,6 +32,14 @@ pub fn describe() {
     describe_counter!(
         "tenure_jobs_recovered_total",
         "Leases of lost workers that this worker recovered."
+    );
+    describe_gauge!(
+        "tenure_processes",
+        "Processes of process handlers, by handler and state: starting, working or leaving."
+    );
+    describe_counter!(
+        "tenure_processes_ended_total",
+        "Processes of process handlers that ended, by handler and how: left, killed, died, broke (the protocol), not_ready."
     );
     describe_counter!(
         "tenure_ghosts_total",
@@ -366,4 +375,72 @@ pub fn circuit_opened(handler: &str, error: &str) {
 pub fn circuit_closed(handler: &str) {
     circuit_open(handler, false);
     warn!(handler, "The handler answers again; its jobs are claimed.");
+}
+
+/// How many processes a handler has: starting, working, leaving.
+pub fn processes(handler: &str, counts: [usize; 3]) {
+    for (state, count) in ["starting", "working", "leaving"].into_iter().zip(counts) {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        gauge!("tenure_processes", "handler" => handler.to_owned(), "state" => state)
+            .set(f64::from(count));
+    }
+}
+
+/// A process of a handler was started.
+pub fn process_started(handler: &str, pid: i32) {
+    info!(handler, pid, "A process was started.");
+}
+
+/// A process gets no further job, and ends when it has answered for those that it has.
+pub fn process_leaves(handler: &str, pid: i32, why: Leave) {
+    let why = match why {
+        Leave::Jobs => "it has done max_jobs jobs",
+        Leave::Age => "it is older than max_age",
+        Leave::Memory => "it holds more than max_memory",
+    };
+    info!(handler, pid, why, "A process is replaced.");
+}
+
+/// How a process of a handler ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessEnd {
+    /// It was told to go and did.
+    Left,
+    /// It was killed for a reason outside it.
+    Killed,
+    /// By itself.
+    Died,
+    /// It broke the protocol.
+    Broke,
+    /// It never said that it is ready.
+    NotReady,
+}
+
+/// A process of a handler has ended; it had so many jobs.
+pub fn process_gone(handler: &str, pid: i32, jobs: usize, how: ProcessEnd, why: &str) {
+    let label = match how {
+        ProcessEnd::Left => "left",
+        ProcessEnd::Killed => "killed",
+        ProcessEnd::Died => "died",
+        ProcessEnd::Broke => "broke",
+        ProcessEnd::NotReady => "not_ready",
+    };
+    counter!("tenure_processes_ended_total", "handler" => handler.to_owned(), "how" => label)
+        .increment(1);
+    match how {
+        ProcessEnd::Left => info!(handler, pid, "A process has left."),
+        ProcessEnd::Killed => warn!(handler, pid, jobs, why, "A process was killed."),
+        ProcessEnd::Died | ProcessEnd::Broke => {
+            error!(
+                handler,
+                pid, jobs, why, "A process ended badly; it is replaced."
+            );
+        }
+        ProcessEnd::NotReady => {
+            error!(
+                handler,
+                pid, why, "A process did not get ready; it is tried again after a wait."
+            );
+        }
+    }
 }

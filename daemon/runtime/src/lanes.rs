@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tenure_core::breaker::Admits;
 use tenure_core::ids::Lane;
 use tenure_core::retry::Policy;
+use tenure_core::time::Mono;
 use tenure_core::{claim, pattern};
 
 use crate::circuits::Circuits;
@@ -54,6 +55,8 @@ pub(crate) struct Lanes {
     settings: Arc<Settings>,
     circuits: Arc<Circuits>,
     clients: Clients,
+    /// By section: its job types share it.
+    handlers: BTreeMap<Arc<str>, Arc<Handler>>,
     routes: BTreeMap<Lane, Route>,
     seen: i32,
 }
@@ -66,6 +69,7 @@ impl Lanes {
             settings,
             circuits,
             clients: Clients::default(),
+            handlers: BTreeMap::new(),
             routes: BTreeMap::new(),
             seen: 0,
         }
@@ -97,12 +101,13 @@ impl Lanes {
             let (timeout, kill_grace) = match &handler.kind {
                 HandlerKind::Exec(exec) => (exec.timeout, exec.kill_grace),
                 HandlerKind::Http(http) => (http.timeout, std::time::Duration::ZERO),
+                HandlerKind::Process(process) => (process.timeout, process.kill_grace),
                 HandlerKind::Noop => (std::time::Duration::MAX, std::time::Duration::ZERO),
             };
             let route = Route {
                 job_type: job_type.as_str().into(),
                 section: Arc::clone(&section),
-                handler: Arc::new(Handler::prepare(&handler.kind, &mut self.clients)?),
+                handler: self.prepare(&section, &handler.kind)?,
                 retry: handler.retry,
                 timeout,
                 kill_grace,
@@ -116,6 +121,20 @@ impl Lanes {
             self.routes.insert(*lane, route);
         }
         Ok(())
+    }
+
+    fn prepare(
+        &mut self,
+        section: &Arc<str>,
+        kind: &HandlerKind,
+    ) -> Result<Arc<Handler>, PrepareError> {
+        if let Some(handler) = self.handlers.get(section) {
+            return Ok(Arc::clone(handler));
+        }
+        let handler = Arc::new(Handler::prepare(section, kind, &mut self.clients)?);
+        self.handlers
+            .insert(Arc::clone(section), Arc::clone(&handler));
+        Ok(handler)
     }
 
     /// The highest lane that was looked at.
@@ -140,7 +159,7 @@ impl Lanes {
     pub(crate) fn asks(&self, free: &[usize], max_batch: i32) -> Vec<claim::Ask> {
         let mut lanes = vec![Vec::new(); free.len()];
         for (lane, route) in &self.routes {
-            if self.circuits.admits(&route.section) != Admits::None {
+            if self.circuits.admits(&route.section) != Admits::None && route.handler.room() > 0 {
                 lanes[route.pool].push(*lane);
             }
         }
@@ -155,12 +174,35 @@ impl Lanes {
     /// The most to ask of this lane, of `total`.
     #[must_use]
     pub(crate) fn limit(&self, lane: Lane, total: i32) -> i32 {
-        match self
-            .route(lane)
-            .map(|route| self.circuits.admits(&route.section))
-        {
-            Some(Admits::One) => total.min(1),
+        let Some(route) = self.route(lane) else {
+            return total;
+        };
+        let total = match self.circuits.admits(&route.section) {
+            Admits::One => total.min(1),
             _ => total,
+        };
+        i32::try_from(route.handler.room()).map_or(total, |room| total.min(room))
+    }
+
+    /// Whether some handler has no room for as many jobs as its pool has slots.
+    #[must_use]
+    pub(crate) fn are_short(&self) -> bool {
+        self.handlers
+            .values()
+            .any(|handler| handler.room() < usize::MAX)
+    }
+
+    /// When a lane that is left out for want of room has some again although nothing ends.
+    #[must_use]
+    pub(crate) fn room_at(&self) -> Option<Mono> {
+        let handlers = self.handlers.values();
+        handlers.filter_map(|handler| handler.room_at()).min()
+    }
+
+    /// Ends what handlers keep running between jobs. No job runs any more.
+    pub(crate) async fn close(&self) {
+        for handler in self.handlers.values() {
+            handler.close().await;
         }
     }
 }

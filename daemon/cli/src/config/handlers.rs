@@ -8,15 +8,17 @@ use tenure_core::retry::Policy;
 use tenure_runtime::exec::{Clients, HttpHandler, PrepareError};
 use tenure_runtime::settings::{
     AfterLostCommits, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, Durability, ExecSettings,
-    ExitMeaning, HandlerKind, Handlers, HttpSettings, RetryRule, Rule, Secret,
+    ExitMeaning, HandlerKind, Handlers, HttpSettings, MOST_JOBS, ProcessSettings, RetryRule, Rule,
+    Secret,
 };
 
 use super::binary;
 use super::resolve::Check;
 use super::schema::{
     AfterLostCommitsName, DurabilityName, ExecSection, ExitName, HandlerSection, HttpSection,
-    RetrySection,
+    ProcessSection, RetrySection,
 };
+use super::value::Count;
 
 /// Reads all rules; what is wrong with them goes to `check`.
 pub(crate) fn resolve(
@@ -54,7 +56,7 @@ pub(crate) fn resolve(
     let handlers = Handlers { rules };
     for rule in handlers.rules.iter().filter(|rule| rule.pattern.is_exact()) {
         if handlers.resolve(rule.pattern.as_str()).is_none() {
-            let what = "nothing says what runs; add exec = { command = [\"…\"] } or http = { url = \"…\" }";
+            let what = "nothing says what runs; add exec = { command = [\"…\"] }, process = { command = [\"…\"] } or http = { url = \"…\" }";
             check.refuse(&["handlers", rule.pattern.as_str()], what);
         }
     }
@@ -78,11 +80,12 @@ pub(crate) fn patterns(texts: &[String]) -> Vec<Result<Pattern, String>> {
 fn kind(check: &mut Check<'_>, name: &str, section: &HandlerSection) -> Option<HandlerKind> {
     let said = usize::from(section.exec.is_some())
         + usize::from(section.http.is_some())
+        + usize::from(section.process.is_some())
         + usize::from(section.noop.is_some());
     if said > 1 {
         check.refuse(
             &["handlers", name],
-            "says more than one of exec, http and noop; keep one",
+            "says more than one of exec, http, process and noop; keep one",
         );
     }
     if let Some(exec) = &section.exec {
@@ -91,33 +94,88 @@ fn kind(check: &mut Check<'_>, name: &str, section: &HandlerSection) -> Option<H
     if let Some(http) = &section.http {
         return Some(HandlerKind::Http(self::http(check, name, http)));
     }
+    if let Some(process) = &section.process {
+        return Some(HandlerKind::Process(self::process(check, name, process)));
+    }
     section.noop.as_ref().map(|_| HandlerKind::Noop)
+}
+
+/// What every kind of handler that starts a program has to be right in.
+struct Program<'a> {
+    section: [&'a str; 3],
+    command: &'a [String],
+    cwd: Option<&'a Path>,
+    env: &'a [String],
+}
+
+impl Program<'_> {
+    fn check(&self, check: &mut Check<'_>) {
+        let path = |key| [self.section[0], self.section[1], self.section[2], key];
+        if self.cwd.is_some_and(|cwd| !cwd.is_dir()) {
+            check.refuse(&path("cwd"), "is not a folder");
+        }
+        let search = match self.env.iter().any(|variable| variable == "PATH") {
+            true => std::env::var("PATH").unwrap_or_default(),
+            false => DEFAULT_PATH.to_owned(),
+        };
+        let Some((program, arguments)) = self.command.split_first() else {
+            let what =
+                "a program with its arguments is expected, such as [\"python3\", \"report.py\"]";
+            return check.refuse(&path("command"), what);
+        };
+        if let Err(why) = binary::find(program, self.cwd, &search) {
+            check.refuse(&path("command"), why);
+        }
+        if arguments.iter().any(|argument| argument.contains('\0')) {
+            check.refuse(&path("command"), "an argument holds a NUL");
+        }
+    }
+}
+
+fn process(check: &mut Check<'_>, name: &str, section: &ProcessSection) -> ProcessSettings {
+    let path = |key| ["handlers", name, "process", key];
+    let program = Program {
+        section: ["handlers", name, "process"],
+        command: &section.command,
+        cwd: section.cwd.as_deref(),
+        env: &section.env,
+    };
+    program.check(check);
+    if section.concurrency.0 > MOST_JOBS {
+        check.refuse(
+            &path("concurrency"),
+            format!("at most {MOST_JOBS} jobs at once in one process can be meant"),
+        );
+    }
+    let count = |count: Count| usize::try_from(count.0).unwrap_or(usize::MAX);
+    ProcessSettings {
+        command: section.command.clone(),
+        cwd: section.cwd.clone(),
+        env: section.env.clone(),
+        processes: count(section.processes),
+        concurrency: count(section.concurrency),
+        timeout: check.positive(&path("timeout"), section.timeout.0),
+        kill_grace: section.kill_grace.0,
+        hello_timeout: check.positive(&path("hello_timeout"), section.hello_timeout.0),
+        max_jobs: section.max_jobs.map(|most| u64::from(most.0)),
+        max_age: section
+            .max_age
+            .map(|age| check.positive(&path("max_age"), age.0)),
+        max_memory: section
+            .max_memory
+            .map(|size| u64::try_from(size.0).unwrap_or(u64::MAX)),
+    }
 }
 
 fn exec(check: &mut Check<'_>, name: &str, section: &ExecSection) -> ExecSettings {
     let path = |key| ["handlers", name, "exec", key];
-    if section.cwd.as_deref().is_some_and(|cwd| !cwd.is_dir()) {
-        check.refuse(&path("cwd"), "is not a folder");
-    }
-    let search = match section.env.iter().any(|variable| variable == "PATH") {
-        true => std::env::var("PATH").unwrap_or_default(),
-        false => DEFAULT_PATH.to_owned(),
+    let program = Program {
+        section: ["handlers", name, "exec"],
+        command: &section.command,
+        cwd: section.cwd.as_deref(),
+        env: &section.env,
     };
-    match section.command.split_first() {
-        None => check.refuse(
-            &path("command"),
-            "a program with its arguments is expected, such as [\"python3\", \"report.py\"]",
-        ),
-        Some((program, arguments)) => {
-            if let Err(why) = binary::find(program, section.cwd.as_deref().map(Path::new), &search)
-            {
-                check.refuse(&path("command"), why);
-            }
-            if arguments.iter().any(|argument| argument.contains('\0')) {
-                check.refuse(&path("command"), "an argument holds a NUL");
-            }
-        }
-    }
+    program.check(check);
     let mut exit_codes = BTreeMap::new();
     for (code, meaning) in &section.exit_codes {
         match code.parse::<u8>() {

@@ -302,6 +302,7 @@ impl<'a> Check<'a> {
 fn longest_grace(handlers: &Handlers) -> Duration {
     let grace = |rule: &Rule| match &rule.kind {
         Some(HandlerKind::Exec(exec)) => exec.kill_grace,
+        Some(HandlerKind::Process(process)) => process.kill_grace,
         _ => Duration::ZERO,
     };
     handlers.rules.iter().map(grace).max().unwrap_or_default()

@@ -103,6 +103,7 @@ pub(crate) struct PoolSection {
 pub(crate) struct HandlerSection {
     pub(crate) exec: Option<ExecSection>,
     pub(crate) http: Option<HttpSection>,
+    pub(crate) process: Option<ProcessSection>,
     pub(crate) noop: Option<NoopSection>,
     pub(crate) retry: RetrySection,
     pub(crate) after_lost_commits: Option<AfterLostCommitsName>,
@@ -145,6 +146,32 @@ pub(crate) struct HttpSection {
     pub(crate) secret_file: Option<PathBuf>,
     #[serde(default)]
     pub(crate) headers: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProcessSection {
+    pub(crate) command: Vec<String>,
+    #[serde(default)]
+    pub(crate) cwd: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) env: Vec<String>,
+    #[serde(default = "one")]
+    pub(crate) processes: Count,
+    #[serde(default = "one")]
+    pub(crate) concurrency: Count,
+    #[serde(default = "an_hour")]
+    pub(crate) timeout: Span,
+    #[serde(default = "ten_seconds")]
+    pub(crate) kill_grace: Span,
+    #[serde(default = "ten_seconds")]
+    pub(crate) hello_timeout: Span,
+    #[serde(default)]
+    pub(crate) max_jobs: Option<Count>,
+    #[serde(default)]
+    pub(crate) max_age: Option<Span>,
+    #[serde(default)]
+    pub(crate) max_memory: Option<Size>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -217,6 +244,10 @@ pub(crate) enum LogFormatName {
 
 const fn seconds(count: u64) -> Span {
     Span(Duration::from_secs(count))
+}
+
+const fn one() -> Count {
+    Count(1)
 }
 
 const fn an_hour() -> Span {

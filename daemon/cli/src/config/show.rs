@@ -97,6 +97,22 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
                 "headers": http.headers.keys().collect::<Vec<_>>(),
             }),
         ),
+        HandlerKind::Process(process) => (
+            "process",
+            json!({
+                "command": process.command,
+                "cwd": process.cwd,
+                "env": process.env,
+                "processes": process.processes,
+                "concurrency": process.concurrency,
+                "timeout": span(process.timeout),
+                "kill_grace": span(process.kill_grace),
+                "hello_timeout": span(process.hello_timeout),
+                "max_jobs": process.max_jobs,
+                "max_age": process.max_age.map(span),
+                "max_memory": process.max_memory.and_then(|bytes| usize::try_from(bytes).ok()).map(size),
+            }),
+        ),
         HandlerKind::Noop => ("noop", json!({})),
     };
     json!({

@@ -1,12 +1,15 @@
-//! Notices that a child has ended and leaves it a zombie.
+//! Notices that a child has ended and leaves it a zombie; and says how it ended.
 //!
 //! While it is one, its process id and group cannot be given to another process, so the group can be signalled and the guard
 //! told without a race; reaping comes last.
 
+use std::fmt;
 use std::time::Duration;
 
+use nix::sys::signal::Signal as Number;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
@@ -44,5 +47,55 @@ impl Exit {
             waitid(Id::Pid(self.child), flags),
             Ok(WaitStatus::StillAlive)
         )
+    }
+}
+
+/// How a process ended.
+pub(super) enum How {
+    Exit(i32),
+    Signal(i32),
+    Unknown(String),
+}
+
+impl How {
+    /// Of a child that has ended; reaps it.
+    pub(super) async fn of(child: &mut Child) -> Self {
+        use std::os::unix::process::ExitStatusExt as _;
+        match child.wait().await {
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => Self::Exit(code),
+                (None, Some(signal)) => Self::Signal(signal),
+                (None, None) => Self::Unknown(status.to_string()),
+            },
+            Err(error) => Self::Unknown(error.to_string()),
+        }
+    }
+
+    /// Its exit code and the signal that ended it.
+    pub(super) fn numbers(&self) -> (Option<i32>, Option<i32>) {
+        match self {
+            Self::Exit(code) => (Some(*code), None),
+            Self::Signal(signal) => (None, Some(*signal)),
+            Self::Unknown(_) => (None, None),
+        }
+    }
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exit(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => {
+                match Number::try_from(*signal) {
+                    Ok(signal) => write!(f, "killed by {signal}")?,
+                    Err(_) => write!(f, "killed by signal {signal}")?,
+                }
+                if *signal == Number::SIGKILL as i32 {
+                    f.write_str(" from outside, perhaps for want of memory")?;
+                }
+                Ok(())
+            }
+            Self::Unknown(what) => f.write_str(what),
+        }
     }
 }

@@ -184,7 +184,7 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
     let address = handler.address();
     let until = after(task.timeout);
     let deadline = task.deadline();
-    let body = task.envelope(&deadline);
+    let body = task.envelope(&deadline).to_json();
     let headers = handler.headers(task, &deadline, &body);
     let request = handler
         .client

@@ -2,15 +2,18 @@
 //!
 //! States of an attempt: not started → running → (told to stop →) over. Invariant: [`Executor::run`] answers only when
 //! nothing of the attempt runs any more on this machine, but for processes that left their handler's process group
-//! (`setsid`); so whatever the answer is used for, no second handler of the job can meet the first.
+//! (`setsid`), or the process that has answered for it and goes on with other jobs; so whatever the answer is used for, no second handler of the job can meet the first.
 
 mod exit;
+mod group;
 mod http;
+mod process;
 mod spawn;
 mod subprocess;
 
 use std::time::{Duration, SystemTime};
 
+use tenure_core::time::Mono;
 use tenure_protocol::envelope::Envelope;
 use tenure_protocol::verdict::{Ended, Verdict};
 use tokio::sync::watch;
@@ -23,9 +26,18 @@ use crate::settings::{ExecSettings, HandlerKind};
 #[cfg(fuzzing)]
 pub(crate) use http::answered;
 pub use http::{Clients, HttpHandler, PrepareError};
+pub use process::Fleet;
 
 /// Longer durations are taken for this one, so that adding them to a clock cannot overflow.
 const LONGEST: Duration = Duration::from_hours(24 * 3653);
+
+/// How long the rest of a handler's group may write after the handler has ended (a pipeline's last part may still flush),
+/// and how long is read on after that rest was killed.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// Why the guard ended a handler.
+const LAPSED: &str =
+    "the daemon stood still for longer than its leases, so its guard ended the handler";
 
 /// One attempt of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +62,8 @@ pub struct Task {
     pub watermark: Option<String>,
     /// The W3C trace context of the producer.
     pub traceparent: Option<String>,
+    /// In a process it has to be the only job: one died that had it and others.
+    pub alone: bool,
     /// From the start of the handler until it is stopped: the job's own if it has one, else the handler's.
     pub timeout: Duration,
 }
@@ -79,23 +93,57 @@ pub enum Handler {
     Exec(ExecSettings),
     /// One `POST` a job.
     Http(Box<HttpHandler>),
+    /// Processes that do many jobs.
+    Process(Fleet),
     /// Nothing: the job is done at once.
     Noop,
 }
 
 impl Handler {
-    /// Makes ready what the settings describe.
+    /// Makes ready what this section of the settings describes.
     ///
     /// # Errors
     /// When an address, a header or a secret in them cannot be used.
-    pub fn prepare(kind: &HandlerKind, clients: &mut Clients) -> Result<Self, PrepareError> {
+    pub fn prepare(
+        section: &str,
+        kind: &HandlerKind,
+        clients: &mut Clients,
+    ) -> Result<Self, PrepareError> {
         Ok(match kind {
             HandlerKind::Exec(settings) => Self::Exec(settings.clone()),
             HandlerKind::Http(settings) => {
                 Self::Http(Box::new(HttpHandler::new(settings, clients)?))
             }
+            HandlerKind::Process(settings) => Self::Process(Fleet::new(section, settings)),
             HandlerKind::Noop => Self::Noop,
         })
+    }
+}
+
+impl Handler {
+    /// How many jobs could begin in it now.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        match self {
+            Self::Process(fleet) => fleet.capacity(),
+            _ => usize::MAX,
+        }
+    }
+
+    /// When there is more room although nothing ends.
+    #[must_use]
+    pub fn room_at(&self) -> Option<Mono> {
+        match self {
+            Self::Process(fleet) => fleet.wake_at(),
+            _ => None,
+        }
+    }
+
+    /// Ends what it keeps running between jobs. No job may be in it any more.
+    pub async fn close(&self) {
+        if let Self::Process(fleet) = self {
+            fleet.close().await;
+        }
     }
 }
 
@@ -130,6 +178,7 @@ impl Executor {
         match handler {
             Handler::Exec(settings) => subprocess::run(self, settings, task, stop).await,
             Handler::Http(handler) => http::run(self, handler, task, stop).await,
+            Handler::Process(fleet) => process::run(fleet, self, task, stop).await,
             Handler::Noop => Ended::new(Verdict::Done),
         }
     }
@@ -147,8 +196,8 @@ impl Task {
         humantime::format_rfc3339_millis(at).to_string()
     }
 
-    fn envelope(&self, deadline: &str) -> String {
-        let envelope = Envelope {
+    fn envelope<'a>(&'a self, deadline: &'a str) -> Envelope<'a> {
+        Envelope {
             id: self.job,
             job_type: &self.job_type,
             data: &self.data,
@@ -160,8 +209,7 @@ impl Task {
             deadline: Some(deadline),
             watermark: self.watermark.as_deref(),
             traceparent: self.traceparent.as_deref(),
-        };
-        envelope.to_json()
+        }
     }
 }
 

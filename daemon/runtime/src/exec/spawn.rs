@@ -8,6 +8,7 @@ use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd as _, RawFd};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -17,67 +18,72 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
-use super::{Executor, Stop, StopSignal, Task};
+use super::{Executor, Task};
 use crate::guard::register_self;
-use crate::settings::{DEFAULT_PATH, ExecSettings};
+use crate::settings::DEFAULT_PATH;
 
 /// What passes by itself is tried again this often: a program that is just being written, a guard that is being replaced.
 const TRIES: u32 = 60;
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
+/// What is started.
+pub(super) struct Program<'a> {
+    /// Program and arguments.
+    pub(super) command: &'a [String],
+    /// Working directory; `None`: the daemon's.
+    pub(super) cwd: Option<&'a Path>,
+    /// Names of the daemon's environment variables that it gets.
+    pub(super) env: &'a [String],
+    /// Further variables.
+    pub(super) own: Vec<(String, OsString)>,
+}
+
 /// Why there is no process.
 pub(super) enum NotSpawned {
-    /// The attempt was stopped before.
+    /// It is not wanted any more.
     Stopped(String),
     /// The system refused; for a person to read.
     Refused(String),
 }
 
-/// Starts the process, its standard streams piped.
+/// Starts the process, its standard streams piped. `given_up` says why it is not wanted any more, asked while the system refuses.
 pub(super) async fn spawn(
     executor: &Executor,
-    settings: &ExecSettings,
-    task: &Task,
-    deadline: &str,
-    stop: &mut StopSignal,
+    program: &Program<'_>,
+    mut given_up: impl FnMut() -> Option<String>,
 ) -> Result<Child, NotSpawned> {
     let mut tries = 1;
     loop {
-        let error = match try_spawn(executor, settings, task, deadline) {
+        let error = match try_spawn(executor, program) {
             Ok(child) => return Ok(child),
             Err(error) => error,
         };
         if tries == TRIES || !passes(&error) {
-            return Err(NotSpawned::Refused(explain(&error, settings)));
+            return Err(NotSpawned::Refused(explain(&error, program)));
         }
         tries += 1;
         sleep(BETWEEN_TRIES).await;
-        if let Stop::Kill { reason, .. } = &*stop.borrow_and_update() {
-            return Err(NotSpawned::Stopped(reason.clone()));
+        if let Some(reason) = given_up() {
+            return Err(NotSpawned::Stopped(reason));
         }
     }
 }
 
-fn try_spawn(
-    executor: &Executor,
-    settings: &ExecSettings,
-    task: &Task,
-    deadline: &str,
-) -> io::Result<Child> {
-    let (program, args) = settings
+fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Child> {
+    let (name, args) = program
         .command
         .split_first()
         .ok_or(io::ErrorKind::NotFound)?;
-    let mut command = Command::new(program);
+    let mut command = Command::new(name);
     command
         .args(args)
         .env_clear()
-        .envs(environment(settings, task, deadline))
+        .envs(environment(program))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
-    if let Some(cwd) = &settings.cwd {
+    if let Some(cwd) = program.cwd {
         command.current_dir(cwd);
     }
     let guard = executor
@@ -125,23 +131,32 @@ fn prepare_child(guard: Option<RawFd>) -> io::Result<()> {
     guard.map_or(Ok(()), register_self)
 }
 
-fn environment(settings: &ExecSettings, task: &Task, deadline: &str) -> Vec<(String, OsString)> {
+fn environment(program: &Program<'_>) -> Vec<(String, OsString)> {
     let mut variables = vec![("PATH".to_owned(), OsString::from(DEFAULT_PATH))];
-    let allowed = settings.env.iter();
+    let allowed = program.env.iter();
     variables.extend(allowed.filter_map(|name| Some((name.clone(), env::var_os(name)?))));
-    let own = [
-        ("TENURE_JOB_ID", task.job.to_string()),
-        ("TENURE_JOB_TYPE", task.job_type.clone()),
-        ("TENURE_ATTEMPT", task.attempt.to_string()),
-        ("TENURE_MAX_ATTEMPTS", task.max_attempts.to_string()),
-        ("TENURE_TOKEN", task.token.to_string()),
-        ("TENURE_TENANT", task.tenant.clone()),
-        ("TENURE_DEADLINE", deadline.to_owned()),
-    ];
-    variables.extend(own.map(|(name, value)| (name.to_owned(), value.into())));
-    let traceparent = task.traceparent.clone();
-    variables.extend(traceparent.map(|value| ("TRACEPARENT".to_owned(), value.into())));
+    variables.extend(program.own.iter().cloned());
     variables
+}
+
+impl Task {
+    /// What the process of an `exec` handler finds in its environment.
+    pub(super) fn variables(&self, deadline: &str) -> Vec<(String, OsString)> {
+        let own = [
+            ("TENURE_JOB_ID", self.job.to_string()),
+            ("TENURE_JOB_TYPE", self.job_type.clone()),
+            ("TENURE_ATTEMPT", self.attempt.to_string()),
+            ("TENURE_MAX_ATTEMPTS", self.max_attempts.to_string()),
+            ("TENURE_TOKEN", self.token.to_string()),
+            ("TENURE_TENANT", self.tenant.clone()),
+            ("TENURE_DEADLINE", deadline.to_owned()),
+        ];
+        let trace = self.traceparent.clone();
+        let trace = trace.map(|value| ("TRACEPARENT", value));
+        let all = own.into_iter().chain(trace);
+        all.map(|(name, value)| (name.to_owned(), value.into()))
+            .collect()
+    }
 }
 
 /// Whether the reason is likely to pass within seconds.
@@ -153,11 +168,10 @@ fn passes(error: &io::Error) -> bool {
     )
 }
 
-fn explain(error: &io::Error, settings: &ExecSettings) -> String {
-    let program = settings.command.first().map_or("", String::as_str);
-    let cwd = settings
+fn explain(error: &io::Error, program: &Program<'_>) -> String {
+    let name = program.command.first().map_or("", String::as_str);
+    let cwd = program
         .cwd
-        .as_ref()
         .map_or_else(String::new, |cwd| format!(" in {}", cwd.display()));
     let hint = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) => {
@@ -176,7 +190,7 @@ fn explain(error: &io::Error, settings: &ExecSettings) -> String {
         Some(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => {
             "the guard process is gone and could not be replaced; see the daemon's log"
         }
-        _ => "see handlers.*.exec in the configuration",
+        _ => "see handlers.* in the configuration",
     };
-    format!("the handler {program:?} could not be started{cwd}: {error}; {hint}")
+    format!("the handler {name:?} could not be started{cwd}: {error}; {hint}")
 }

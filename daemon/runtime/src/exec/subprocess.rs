@@ -8,29 +8,21 @@ use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tenure_protocol::output::{Capped, Output};
 use tenure_protocol::verdict::{Ended, Verdict, exit_verdict, explained, last_line};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{sleep_until, timeout};
 
-use super::exit::Exit;
-use super::spawn::{NotSpawned, leader, spawn};
-use super::{Executor, StopSignal, Task, after, next_order, stopped};
+use super::exit::{Exit, How};
+use super::group::Group;
+use super::spawn::{NotSpawned, Program, leader, spawn};
+use super::{Executor, LAPSED, LINGER, Stop, StopSignal, Task, after, next_order, stopped};
 use crate::guard::Guard;
 use crate::settings::ExecSettings;
 
-/// How long the rest of a handler's group may write after the handler has ended (a pipeline's last part may still flush),
-/// and how long is read on after that rest was killed.
-const LINGER: Duration = Duration::from_millis(500);
-
 /// How often it is said that a process cannot be killed.
 const STUCK: Duration = Duration::from_secs(30);
-
-/// Why the guard ended a handler.
-const LAPSED: &str =
-    "the daemon stood still for longer than its leases, so its guard ended the handler";
 
 /// Why a process was told to end.
 enum Told {
@@ -49,7 +41,17 @@ pub(super) async fn run(
 ) -> Ended {
     let lapses = executor.guard.as_ref().map_or(0, Guard::lapses);
     let deadline = task.deadline();
-    let mut child = match spawn(executor, settings, task, &deadline, &mut stop).await {
+    let program = Program {
+        command: &settings.command,
+        cwd: settings.cwd.as_deref(),
+        env: &settings.env,
+        own: task.variables(&deadline),
+    };
+    let given_up = || match &*stop.borrow_and_update() {
+        Stop::Kill { reason, .. } => Some(reason.clone()),
+        Stop::No => None,
+    };
+    let mut child = match spawn(executor, &program, given_up).await {
         Ok(child) => child,
         Err(NotSpawned::Stopped(reason)) => return stopped(&reason),
         Err(NotSpawned::Refused(why)) => return Ended::because(Verdict::RETRY_LONG, why),
@@ -61,12 +63,8 @@ pub(super) async fn run(
         );
     };
     // Dropped before `child`, so also a dropped future kills the group while its leader is unreaped.
-    let mut group = Group {
-        leader,
-        guard: executor.guard.as_ref(),
-        over: false,
-    };
-    let envelope = task.envelope(&deadline);
+    let mut group = Group::new(leader, executor.guard.as_ref());
+    let envelope = task.envelope(&deadline).to_json();
     let mut result = Capped::new(executor.limits.result);
     let mut log = Capped::new(executor.limits.log);
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -98,12 +96,9 @@ pub(super) async fn run(
         told
     };
     // The leader has ended, so this does not wait.
-    let how = match child.wait().await {
-        Ok(status) => How::from(status),
-        Err(error) => How::Unknown(error.to_string()),
-    };
+    let how = How::of(&mut child).await;
     let lapsed = group
-        .guard
+        .guard()
         .is_some_and(|guard| guard.has_lapsed_since(lapses));
     let told = told.or_else(|| lapsed.then(|| Told::Stopped(LAPSED.to_owned())));
     let (result, log) = (result.finish(), log.finish().text());
@@ -128,7 +123,7 @@ async fn life(
     task: &Task,
     stop: &mut StopSignal,
 ) -> Option<Told> {
-    let mut exit = Exit::of(group.leader);
+    let mut exit = Exit::of(group.leader());
     let mut told = None;
     let mut killed = false;
     let mut next = after(task.timeout);
@@ -154,31 +149,13 @@ async fn life(
                     continue;
                 }
                 if killed {
-                    let (job, pid) = (task.job, group.leader);
+                    let (job, pid) = (task.job, group.leader());
                     tracing::warn!(%job, %pid, "the handler was killed and does not end; does its disk or network hang?");
                 }
                 group.signal(Signal::SIGKILL);
                 killed = true;
                 next = after(STUCK);
             }
-        }
-    }
-}
-
-/// How the process ended.
-enum How {
-    Exit(i32),
-    Signal(i32),
-    Unknown(String),
-}
-
-impl From<std::process::ExitStatus> for How {
-    fn from(status: std::process::ExitStatus) -> Self {
-        use std::os::unix::process::ExitStatusExt as _;
-        match (status.code(), status.signal()) {
-            (Some(code), _) => Self::Exit(code),
-            (None, Some(signal)) => Self::Signal(signal),
-            (None, None) => Self::Unknown(status.to_string()),
         }
     }
 }
@@ -201,32 +178,16 @@ fn conclude(
         }
         (None, How::Exit(code)) => match exit_verdict(*code, &settings.exit_codes) {
             Verdict::Done => Ended::answered(result),
-            verdict => failed(verdict, &format!("exit code {code}")),
+            verdict => failed(verdict, &how.to_string()),
         },
-        (None, How::Signal(signal)) => failed(Verdict::RETRY, &killed_by(*signal)),
-        (None, How::Unknown(what)) => failed(Verdict::RETRY, what),
+        (None, _) => failed(Verdict::RETRY, &how.to_string()),
     };
-    let (exit_code, signal) = match how {
-        How::Exit(code) => (Some(*code), None),
-        How::Signal(signal) => (None, Some(*signal)),
-        How::Unknown(_) => (None, None),
-    };
+    let (exit_code, signal) = how.numbers();
     Ended {
         exit_code,
         signal,
         ..ended
     }
-}
-
-fn killed_by(signal: i32) -> String {
-    let name = Signal::try_from(signal)
-        .map_or_else(|_| format!("signal {signal}"), |signal| signal.to_string());
-    let hint = if signal == Signal::SIGKILL as i32 {
-        " from outside, perhaps for want of memory"
-    } else {
-        ""
-    };
-    format!("killed by {name}{hint}")
 }
 
 /// Writes the envelope and closes the pipe. A handler need not read it.
@@ -242,36 +203,5 @@ async fn collect(pipe: Option<impl AsyncRead + Unpin>, into: &mut Capped) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
         into.push(&buffer[..length]);
-    }
-}
-
-/// The process group of a handler whose leader has not been reaped.
-struct Group<'a> {
-    leader: Pid,
-    guard: Option<&'a Guard>,
-    over: bool,
-}
-
-impl Group<'_> {
-    fn signal(&self, signal: Signal) {
-        // Fails when nobody is left to signal, which is as good.
-        let _ = killpg(self.leader, signal);
-    }
-
-    /// Kills what is left of the group and tells the guard that it is over.
-    fn end(&mut self) {
-        self.signal(Signal::SIGKILL);
-        if let Some(guard) = self.guard {
-            guard.forget(self.leader.as_raw());
-        }
-        self.over = true;
-    }
-}
-
-impl Drop for Group<'_> {
-    fn drop(&mut self) {
-        if !self.over {
-            self.end();
-        }
     }
 }

@@ -136,6 +136,8 @@ pub enum HandlerKind {
     Exec(ExecSettings),
     /// One `POST` for each job.
     Http(HttpSettings),
+    /// Processes that do many jobs each.
+    Process(ProcessSettings),
     /// Nothing: the job is completed at once. For `bench` and for tests.
     Noop,
 }
@@ -155,6 +157,33 @@ pub struct ExecSettings {
     pub kill_grace: Duration,
     /// What an exit code means, where it differs from the defaults (0, 65, 75, others).
     pub exit_codes: ExitCodes,
+}
+
+/// Processes that do many jobs each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessSettings {
+    /// Program and arguments, never through a shell. The program was there when the settings were checked.
+    pub command: Vec<String>,
+    /// Working directory; `None`: the daemon's.
+    pub cwd: Option<PathBuf>,
+    /// Names of the daemon's environment variables that a process gets. `PATH` is [`DEFAULT_PATH`] unless it is named.
+    pub env: Vec<String>,
+    /// So many processes at most; at least 1.
+    pub processes: usize,
+    /// So many jobs at once in each, if the process says that it takes as many; at least 1.
+    pub concurrency: usize,
+    /// From when a process has a job until the job is cancelled.
+    pub timeout: Duration,
+    /// From the word that a job is cancelled, or that no further one comes, until the process is killed.
+    pub kill_grace: Duration,
+    /// From the start of a process until it has to say that it is ready.
+    pub hello_timeout: Duration,
+    /// A process is replaced after so many jobs.
+    pub max_jobs: Option<u64>,
+    /// A process is replaced when it is so old.
+    pub max_age: Option<Duration>,
+    /// A process is replaced when it holds more memory than that, in bytes.
+    pub max_memory: Option<u64>,
 }
 
 /// One `POST` for each job.

@@ -14,8 +14,9 @@ use tenure_core::pattern::Pattern;
 
 pub use handlers::{
     AfterLostCommits, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, ExecSettings, Handler,
-    HandlerKind, Handlers, HttpSettings, RetryRule, Rule,
+    HandlerKind, Handlers, HttpSettings, ProcessSettings, RetryRule, Rule,
 };
+pub use tenure_protocol::lines::MOST_JOBS;
 pub use tenure_protocol::verdict::ExitMeaning;
 pub use tenure_store::claim::Durability;
 

@@ -111,7 +111,12 @@ fn settings(url: &str) -> HttpSettings {
 }
 
 fn prepare(settings: HttpSettings) -> Handler {
-    Handler::prepare(&HandlerKind::Http(settings), &mut Clients::default()).unwrap()
+    Handler::prepare(
+        "report",
+        &HandlerKind::Http(settings),
+        &mut Clients::default(),
+    )
+    .unwrap()
 }
 
 #[tokio::test]
@@ -318,7 +323,11 @@ async fn a_silent_receiver_times_out_and_a_stop_closes_the_call() {
 #[tokio::test]
 async fn settings_that_cannot_work_are_refused() {
     let refused = |settings: HttpSettings| {
-        let refused = Handler::prepare(&HandlerKind::Http(settings), &mut Clients::default());
+        let refused = Handler::prepare(
+            "report",
+            &HandlerKind::Http(settings),
+            &mut Clients::default(),
+        );
         refused.unwrap_err().to_string()
     };
     assert!(refused(settings("ftp://host/")).contains("ftp"));

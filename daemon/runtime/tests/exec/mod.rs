@@ -1,6 +1,7 @@
 //! One attempt, run by a real handler.
 
 mod http;
+mod process;
 mod processes;
 mod stopping;
 
@@ -52,6 +53,7 @@ pub(crate) fn task(data: &str) -> Task {
         tenant: "default".to_owned(),
         data: data.to_owned(),
         enqueued_at: "2026-11-30T20:00:00Z".to_owned(),
+        alone: false,
         watermark: None,
         traceparent: None,
         timeout: BOUND * 10,
