@@ -18,6 +18,7 @@ mod managed;
 mod obstacles;
 mod outages;
 mod persons;
+mod processes;
 mod storm;
 mod surroundings;
 mod switches;
