@@ -182,9 +182,11 @@ pub(crate) enum MigrateAction {
 
 #[derive(Debug, Args)]
 pub(crate) struct EnqueueArguments {
-    /// The job type, which selects the handler
-    #[arg(value_name = "TYPE")]
-    pub(crate) job_type: String,
+    /// The job type, which selects the handler; with --from, that of lines which name none
+    #[arg(value_name = "TYPE", required_unless_present = "from")]
+    pub(crate) job_type: Option<String>,
+    #[command(flatten)]
+    pub(crate) bulk: BulkArguments,
     /// What the handler gets: JSON, @FILE, or - for standard input
     #[arg(long, default_value = "{}", value_name = "JSON|@FILE|-")]
     pub(crate) data: String,
@@ -221,6 +223,24 @@ pub(crate) struct EnqueueArguments {
     /// Waits until the job ended, and prints its result. Ctrl-C leaves the job alone
     #[arg(long)]
     pub(crate) wait: bool,
+}
+
+/// Many jobs at once.
+#[derive(Debug, Args)]
+pub(crate) struct BulkArguments {
+    /// Puts in the jobs of a file, or of standard input (-): one JSON object a line, with the parameters of tenure.enqueue as keys
+    #[arg(long, value_name = "FILE.ndjson|-", conflicts_with_all = ["data", "priority", "after", "run_at", "tenant", "unique_key",
+        "max_attempts", "timeout", "id", "labels", "wait"])]
+    pub(crate) from: Option<PathBuf>,
+    /// Leaves bad lines out instead of stopping at the first
+    #[arg(long, requires = "from")]
+    pub(crate) skip_bad: bool,
+    /// Leaves bad lines out and writes them here
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub(crate) rejects: Option<PathBuf>,
+    /// Passes by the lines before this one
+    #[arg(long, value_name = "N", requires = "from", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) start_line: u64,
 }
 
 /// What a commit waits for.

@@ -1,6 +1,7 @@
 //! The real binary against a real PostgreSQL: what a person types, what comes back, and the exit code.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bulk;
 mod cluster;
 mod commands;
 mod daemon;

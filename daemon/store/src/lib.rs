@@ -4,6 +4,7 @@
 //! they imply.
 
 pub mod address;
+pub mod bulk;
 pub mod claim;
 pub mod cluster;
 pub mod error;

@@ -337,10 +337,15 @@ impl Session {
         sql: &str,
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, StoreError> {
-        let sql = sql.replace('%', &self.prefix);
+        let sql = self.with_schema(sql);
         let client = self.client();
         self.bounded(what, client.query_typed(&sql, parameters))
             .await
+    }
+
+    /// `sql` with the quoted schema and a dot in place of each `%`.
+    pub(crate) fn with_schema(&self, sql: &str) -> String {
+        sql.replace('%', &self.prefix)
     }
 
     /// Runs statements without parameters, for migrations and LISTEN; nothing is replaced in them.
@@ -383,7 +388,7 @@ impl Session {
         self
     }
 
-    async fn bounded<T>(
+    pub(crate) async fn bounded<T>(
         &self,
         what: &'static str,
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,

@@ -2,6 +2,7 @@
 //! through [`Output`].
 
 mod bench;
+mod bulk;
 mod check_config;
 mod cluster;
 mod connection;
