@@ -48,6 +48,19 @@ impl Secret {
         Ok(Self(key))
     }
 
+    /// Reads the secrets of a file, one a line: while a secret is being replaced, the new one and the old one.
+    ///
+    /// # Errors
+    /// When there is none, or one of them cannot be used.
+    pub fn parse_all(text: &str) -> Result<Vec<Self>, SecretError> {
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let secrets = lines.map(Self::parse).collect::<Result<Vec<_>, _>>()?;
+        if secrets.is_empty() {
+            return Err(SecretError::Empty);
+        }
+        Ok(secrets)
+    }
+
     /// The value of the `webhook-signature` header. `timestamp` is in seconds since 1970.
     pub fn sign(&self, id: &str, timestamp: u64, body: &[u8]) -> String {
         #[expect(clippy::expect_used, reason = "HMAC takes keys of any length")]
@@ -57,6 +70,14 @@ impl Secret {
         mac.update(body);
         format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
     }
+}
+
+/// The value of the `webhook-signature` header with the signatures of all `secrets`: a receiver that knows one of them accepts it.
+pub fn sign_all(secrets: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
+    let signatures = secrets
+        .iter()
+        .map(|secret| secret.sign(id, timestamp, body));
+    signatures.collect::<Vec<_>>().join(" ")
 }
 
 impl fmt::Debug for Secret {
@@ -79,6 +100,23 @@ mod tests {
             br#"{"test": 2432232314}"#,
         );
         assert_eq!(signature, "v1,xJxlVAWM6fywIsw0Ue6ha8U7a1usOM/a0VHs0k2Gkh4=");
+    }
+
+    #[test]
+    fn a_file_may_hold_the_new_secret_and_the_old_one() {
+        let all =
+            Secret::parse_all("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n\n old one \r\n").unwrap();
+        let [new, old] = all.as_slice() else {
+            unreachable!("two lines")
+        };
+        assert_eq!(*old, Secret::parse("old one").unwrap());
+        let signed = sign_all(&all, "a", 1, b"{}");
+        assert_eq!(
+            signed,
+            format!("{} {}", new.sign("a", 1, b"{}"), old.sign("a", 1, b"{}"))
+        );
+        assert_eq!(Secret::parse_all("\n \n"), Err(SecretError::Empty));
+        assert_eq!(Secret::parse_all("a\nwhsec_%"), Err(SecretError::NotBase64));
     }
 
     #[test]

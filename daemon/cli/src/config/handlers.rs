@@ -1,15 +1,17 @@
 //! The `[handlers]` section: which rules there are, and whether each can be meant.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 
+use ipnet::IpNet;
 use tenure_core::pattern::{self, Pattern};
 use tenure_core::retry::Policy;
 use tenure_runtime::exec::{Clients, HttpHandler, PrepareError};
 use tenure_runtime::settings::{
-    AfterLostCommits, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, Durability, ExecSettings,
-    ExitMeaning, HandlerKind, Handlers, HttpSettings, MOST_JOBS, ProcessSettings, RetryRule, Rule,
-    Secret,
+    AfterLostCommits, Authorities, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, Durability,
+    ExecSettings, ExitMeaning, HandlerKind, Handlers, HttpSettings, MOST_JOBS, ProcessSettings,
+    RetryRule, Rule, Secret,
 };
 
 use super::binary;
@@ -208,29 +210,89 @@ fn exec(check: &mut Check<'_>, name: &str, section: &ExecSection) -> ExecSetting
 
 fn http(check: &mut Check<'_>, name: &str, section: &HttpSection) -> HttpSettings {
     let path = |key| ["handlers", name, "http", key];
+    if section.socket.is_some() && !section.allow.is_empty() {
+        check.refuse(
+            &path("allow"),
+            "a Unix socket leads to no address; remove `allow` or `socket`",
+        );
+    }
+    if section
+        .socket
+        .as_ref()
+        .is_some_and(|socket| !socket.is_absolute())
+    {
+        check.refuse(
+            &path("socket"),
+            "a full path is expected, such as \"/run/app.sock\"",
+        );
+    }
     let settings = HttpSettings {
-        url: Secret::new(&section.url),
+        socket: section.socket.clone(),
         timeout: check.positive(&path("timeout"), section.timeout.0),
         connect_timeout: check.positive(&path("connect_timeout"), section.connect_timeout.0),
+        body_timeout: section
+            .body_timeout
+            .map(|span| check.positive(&path("body_timeout"), span.0)),
+        idle_timeout: section.idle_timeout.0,
+        max_response: section.max_response.map_or(usize::MAX, |size| size.0),
+        max_headers: section.max_headers.0,
         secret: section
             .secret_file
             .as_ref()
             .and_then(|file| check.secret_file(&path("secret_file"), file)),
+        authorities: section
+            .ca_file
+            .as_ref()
+            .and_then(|file| authorities(check, &path("ca_file"), file)),
+        allow: allow(check, name, &section.allow),
         headers: section
             .headers
             .iter()
             .map(|(header, value)| (header.clone(), Secret::new(value)))
             .collect(),
+        ..HttpSettings::at(&section.url)
     };
     if let Err(error) = HttpHandler::new(&settings, &mut Clients::default()) {
         let key = match error {
-            PrepareError::Url(_) | PrepareError::Client(_) => "url",
+            PrepareError::Url(_) | PrepareError::Client(_) | PrepareError::NotAllowed(_) => "url",
             PrepareError::Header(_) | PrepareError::Reserved(_) => "headers",
             PrepareError::Secret(_) => "secret_file",
+            PrepareError::Authorities { .. } => "ca_file",
         };
         check.refuse(&path(key), error.to_string());
     }
     settings
+}
+
+fn authorities(check: &mut Check<'_>, path: &[&str], file: &Path) -> Option<Authorities> {
+    match std::fs::read_to_string(file) {
+        Ok(pem) => Some(Authorities {
+            file: file.to_owned(),
+            pem,
+        }),
+        Err(error) => {
+            check.refuse(path, format!("{} cannot be read: {error}", file.display()));
+            None
+        }
+    }
+}
+
+/// Networks such as `10.0.0.0/8`, and single addresses.
+fn allow(check: &mut Check<'_>, name: &str, texts: &[String]) -> Vec<IpNet> {
+    let mut networks = Vec::new();
+    for (at, text) in texts.iter().enumerate() {
+        let single = text.parse::<IpAddr>().map(IpNet::from);
+        match single.or_else(|_| text.parse::<IpNet>()) {
+            Ok(network) => networks.push(network),
+            Err(_) => check.refuse(
+                &["handlers", name, "http", "allow", &at.to_string()],
+                format!(
+                    "found \"{text}\": an address such as \"127.0.0.1\", or a network such as \"10.0.0.0/8\", is expected"
+                ),
+            ),
+        }
+    }
+    networks
 }
 
 fn retry(check: &mut Check<'_>, name: &str, section: &RetrySection) -> RetryRule {

@@ -138,12 +138,26 @@ pub(crate) enum ExitName {
 #[serde(deny_unknown_fields)]
 pub(crate) struct HttpSection {
     pub(crate) url: String,
+    #[serde(default)]
+    pub(crate) socket: Option<PathBuf>,
     #[serde(default = "an_hour")]
     pub(crate) timeout: Span,
     #[serde(default = "ten_seconds")]
     pub(crate) connect_timeout: Span,
     #[serde(default)]
+    pub(crate) body_timeout: Option<Span>,
+    #[serde(default = "half_a_second")]
+    pub(crate) idle_timeout: Span,
+    #[serde(default)]
+    pub(crate) max_response: Option<Size>,
+    #[serde(default = "kib_64")]
+    pub(crate) max_headers: Size,
+    #[serde(default)]
     pub(crate) secret_file: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) ca_file: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) allow: Vec<String>,
     #[serde(default)]
     pub(crate) headers: BTreeMap<String, String>,
 }
@@ -256,4 +270,12 @@ const fn an_hour() -> Span {
 
 const fn ten_seconds() -> Span {
     seconds(10)
+}
+
+const fn half_a_second() -> Span {
+    Span(Duration::from_millis(500))
+}
+
+const fn kib_64() -> Size {
+    Size(64 << 10)
 }

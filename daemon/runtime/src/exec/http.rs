@@ -1,28 +1,25 @@
 //! One attempt as an HTTP request to a handler that runs elsewhere.
 //!
-//! Invariants: a request is sent once (a connection that closes before anything was sent is replaced by the client);
+//! Invariants: a request is sent once (a connection that is found closed before anything was sent is replaced by the client; one
+//! that closes later fails the attempt, since the receiver may have begun);
 //! redirects are not followed; no error holds the query or the user of the address, or a secret.
 
-use std::collections::BTreeMap;
 use std::error::Error as _;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
 };
-use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url};
 use tenure_protocol::output::Output;
 use tenure_protocol::verdict::{Ended, Verdict, explained, http_verdict, retry_after};
-use tenure_protocol::webhook::{Secret, SecretError};
+use tenure_protocol::webhook::{Secret, SecretError, sign_all};
 use tokio::time::{Instant, timeout_at};
 
+use super::client::{Clients, NotAllowed, check_host};
 use super::{Executor, Limits, StopSignal, Task, after, next_order, stopped};
 use crate::settings::HttpSettings;
-
-/// An idle connection is kept for less time than servers do (Gunicorn 2 s, Node 5 s), so that ours is rarely used at the
-/// moment at which theirs closes it.
-const IDLE: Duration = Duration::from_secs(1);
 
 /// How long the body of an answer that is no success is read.
 const EXPLANATION: Duration = Duration::from_secs(5);
@@ -46,34 +43,20 @@ pub enum PrepareError {
     /// The secret is none.
     #[error(transparent)]
     Secret(#[from] SecretError),
+    /// The authorities are none.
+    #[error("{} {why}; a file of certificates in PEM is expected", file.display())]
+    Authorities {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// It may not be reached.
+    #[error("the url of an http handler cannot be used: {0}")]
+    NotAllowed(String),
     /// The client could not be made.
     #[error("the HTTP client cannot be made: {0}")]
     Client(String),
-}
-
-/// The HTTP clients of a daemon, one for each connect timeout; each keeps its connections.
-#[derive(Debug, Default)]
-pub struct Clients(BTreeMap<Duration, Client>);
-
-impl Clients {
-    fn with(&mut self, connect_timeout: Duration) -> Result<Client, PrepareError> {
-        if let Some(client) = self.0.get(&connect_timeout) {
-            return Ok(client.clone());
-        }
-        // Whoever comes first installs it; the client panics where there is none.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder()
-            .user_agent(concat!("tenure/", env!("CARGO_PKG_VERSION")))
-            .redirect(Policy::none())
-            .referer(false)
-            .no_proxy()
-            .connect_timeout(connect_timeout)
-            .pool_idle_timeout(IDLE)
-            .build()
-            .map_err(|error| PrepareError::Client(chain(error)))?;
-        self.0.insert(connect_timeout, client.clone());
-        Ok(client)
-    }
 }
 
 /// An HTTP handler that is ready to be called.
@@ -82,7 +65,12 @@ pub struct HttpHandler {
     client: Client,
     url: Url,
     headers: HeaderMap,
-    secret: Option<Secret>,
+    secrets: Vec<Secret>,
+    body_timeout: Option<Duration>,
+    max_response: usize,
+    max_headers: usize,
+    /// Whom a certificate was checked against, for errors.
+    trusted: String,
 }
 
 impl HttpHandler {
@@ -110,15 +98,26 @@ impl HttpHandler {
             }
             headers.insert(header, value);
         }
-        let secret = settings
+        let secrets = settings
             .secret
             .as_ref()
-            .map(|secret| Secret::parse(secret.expose()));
+            .map(|secret| Secret::parse_all(secret.expose()));
+        if settings.socket.is_none() {
+            check_host(&url, &settings.allow)
+                .map_err(|error| PrepareError::NotAllowed(error.to_string()))?;
+        }
         Ok(Self {
-            client: clients.with(settings.connect_timeout)?,
+            client: clients.of(settings)?,
             url,
             headers,
-            secret: secret.transpose()?,
+            secrets: secrets.transpose()?.unwrap_or_default(),
+            body_timeout: settings.body_timeout,
+            max_response: settings.max_response,
+            max_headers: settings.max_headers,
+            trusted: match &settings.authorities {
+                Some(authorities) => format!("the authorities in {}", authorities.file.display()),
+                None => "the system's authorities".to_owned(),
+            },
         })
     }
 
@@ -130,6 +129,26 @@ impl HttpHandler {
             .map_or_else(String::new, |port| format!(":{port}"));
         let host = self.url.host_str().unwrap_or_default();
         format!("{}://{host}{port}{}", self.url.scheme(), self.url.path())
+    }
+
+    /// No answer came.
+    fn failed(&self, address: &str, error: reqwest::Error) -> Ended {
+        let reached = !error.is_connect();
+        let refused = source::<NotAllowed>(&error).is_some();
+        let certificate = source::<rustls::Error>(&error)
+            .is_some_and(|error| matches!(error, rustls::Error::InvalidCertificate(_)));
+        let mut why = format!("no answer from {address}: {}", chain(error));
+        if certificate {
+            why = format!("{why} (checked against {})", self.trusted);
+        }
+        let verdict = match refused || certificate {
+            true => Verdict::RETRY_LONG,
+            false => Verdict::RETRY,
+        };
+        Ended {
+            reached,
+            ..Ended::because(verdict, why)
+        }
     }
 
     fn headers(&self, task: &Task, deadline: &str, body: &str) -> HeaderMap {
@@ -150,7 +169,7 @@ impl HttpHandler {
         if let Some(traceparent) = &task.traceparent {
             add("traceparent", traceparent);
         }
-        if let Some(secret) = &self.secret {
+        if !self.secrets.is_empty() {
             let timestamp = wall_clock()
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .unwrap_or_default()
@@ -159,7 +178,7 @@ impl HttpHandler {
             add("webhook-timestamp", &timestamp.to_string());
             add(
                 "webhook-signature",
-                &secret.sign(&job, timestamp, body.as_bytes()),
+                &sign_all(&self.secrets, &job, timestamp, body.as_bytes()),
             );
         }
         headers
@@ -194,11 +213,24 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
     let no_answer =
         |why: &str| Ended::because(Verdict::RETRY, format!("no answer from {address}{why}"));
     match timeout_at(until, request.send()).await {
-        Ok(Ok(response)) => answered(executor.limits, &address, response, until).await,
-        Ok(Err(error)) => Ended {
-            reached: !error.is_connect(),
-            ..no_answer(&format!(": {}", chain(error)))
-        },
+        Ok(Ok(response)) => {
+            let limits = Limits {
+                result: executor.limits.result.min(handler.max_response),
+                ..executor.limits
+            };
+            let until = handler
+                .body_timeout
+                .map_or(until, |body| until.min(after(body)));
+            let headers = size(response.headers());
+            if headers > handler.max_headers {
+                return no_answer(&format!(
+                    ": its headers have {headers} bytes; at most {} are taken (max_headers)",
+                    handler.max_headers
+                ));
+            }
+            answered(limits, &address, response, until).await
+        }
+        Ok(Err(error)) => handler.failed(&address, error),
         Err(_) => no_answer(&format!(
             " within {}",
             humantime::format_duration(task.timeout)
@@ -255,6 +287,13 @@ pub(crate) async fn answered(
         log_tail: ended.error.as_ref().and_then(|_| output.tail(limits.log)),
         ..ended
     }
+}
+
+/// How many bytes these headers have.
+fn size(headers: &HeaderMap) -> usize {
+    let each = headers.iter();
+    each.map(|(name, value)| name.as_str().len() + value.len())
+        .sum()
 }
 
 /// How the request is framed, and what it says of the job.
@@ -316,7 +355,7 @@ fn header_value(value: &str) -> HeaderValue {
 }
 
 /// An error with its causes and without the address, whose query may be a secret.
-fn chain(error: reqwest::Error) -> String {
+pub(super) fn chain(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -325,6 +364,27 @@ fn chain(error: reqwest::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// The error of this type among the causes.
+fn source<'e, T: std::error::Error + 'static>(
+    error: &'e (dyn std::error::Error + 'static),
+) -> Option<&'e T> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        // What was packed into an I/O error is not among its causes.
+        let packed = error
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::get_ref);
+        cause = match packed {
+            Some(packed) => Some(packed),
+            None => error.source(),
+        };
+    }
+    None
 }
 
 #[expect(

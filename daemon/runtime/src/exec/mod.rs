@@ -4,6 +4,7 @@
 //! nothing of the attempt runs any more on this machine, but for processes that left their handler's process group
 //! (`setsid`), or the process that has answered for it and goes on with other jobs; so whatever the answer is used for, no second handler of the job can meet the first.
 
+mod client;
 mod exit;
 mod group;
 mod http;
@@ -23,9 +24,10 @@ use uuid::Uuid;
 use crate::guard::Guard;
 use crate::settings::{ExecSettings, HandlerKind};
 
+pub use client::Clients;
 #[cfg(fuzzing)]
 pub(crate) use http::answered;
-pub use http::{Clients, HttpHandler, PrepareError};
+pub use http::{HttpHandler, PrepareError};
 pub use process::Fleet;
 
 /// Longer durations are taken for this one, so that adding them to a clock cannot overflow.

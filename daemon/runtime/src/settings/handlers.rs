@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tenure_core::pattern::{self, Pattern};
 use tenure_core::retry::Policy;
 use tenure_protocol::verdict::ExitCodes;
@@ -191,14 +192,58 @@ pub struct ProcessSettings {
 pub struct HttpSettings {
     /// Where to post; it may hold a secret in its query.
     pub url: Secret,
+    /// The Unix socket to connect to, whatever host the address names.
+    pub socket: Option<PathBuf>,
     /// From sending until the last byte of the answer.
     pub timeout: Duration,
     /// Until the connection stands.
     pub connect_timeout: Duration,
-    /// Signs each request by the Standard Webhooks rules.
+    /// From the head of the answer until its last byte; `None`: only `timeout` bounds it.
+    pub body_timeout: Option<Duration>,
+    /// How long a connection is kept for another request; zero: each request has its own.
+    pub idle_timeout: Duration,
+    /// The most of an answer that is read, in bytes; no more than results may have.
+    pub max_response: usize,
+    /// The most that the headers of an answer may have together, in bytes.
+    pub max_headers: usize,
+    /// Sign each request by the Standard Webhooks rules, one secret a line.
     pub secret: Option<Secret>,
+    /// The authorities to trust, instead of the system's.
+    pub authorities: Option<Authorities>,
+    /// Where connections may lead; empty: anywhere.
+    pub allow: Vec<IpNet>,
     /// Further headers of each request.
     pub headers: BTreeMap<String, Secret>,
+}
+
+/// Certificates of authorities.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Authorities {
+    /// Where they were read.
+    pub file: PathBuf,
+    /// In PEM.
+    pub pem: String,
+}
+
+impl HttpSettings {
+    /// A handler at this address, with all else as it is when the configuration does not say it.
+    #[must_use]
+    pub fn at(url: impl Into<String>) -> Self {
+        Self {
+            url: Secret::new(url),
+            socket: None,
+            timeout: Duration::from_secs(3600),
+            connect_timeout: Duration::from_secs(10),
+            body_timeout: None,
+            idle_timeout: Duration::from_millis(500),
+            max_response: usize::MAX,
+            max_headers: 64 << 10,
+            secret: None,
+            authorities: None,
+            allow: Vec::new(),
+            headers: BTreeMap::new(),
+        }
+    }
 }
 
 /// What becomes of a job whose completion a switch of the primary lost.

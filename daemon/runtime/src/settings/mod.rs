@@ -13,8 +13,8 @@ use std::time::Duration;
 use tenure_core::pattern::Pattern;
 
 pub use handlers::{
-    AfterLostCommits, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, ExecSettings, Handler,
-    HandlerKind, Handlers, HttpSettings, ProcessSettings, RetryRule, Rule,
+    AfterLostCommits, Authorities, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, ExecSettings,
+    Handler, HandlerKind, Handlers, HttpSettings, ProcessSettings, RetryRule, Rule,
 };
 pub use tenure_protocol::lines::MOST_JOBS;
 pub use tenure_protocol::verdict::ExitMeaning;

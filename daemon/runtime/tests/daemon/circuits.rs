@@ -1,6 +1,5 @@
 //! Handlers that are away, under a whole daemon.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use axum::Router;
@@ -14,13 +13,7 @@ use super::*;
 
 /// A rule that posts to this address, whose jobs fail for good at their second failed attempt.
 pub(super) fn posting(to: SocketAddr) -> Rule {
-    let http = HttpSettings {
-        url: Secret::new(format!("http://{to}/jobs")),
-        timeout: Duration::from_secs(30),
-        connect_timeout: Duration::from_secs(5),
-        secret: None,
-        headers: BTreeMap::new(),
-    };
+    let http = HttpSettings::at(format!("http://{to}/jobs"));
     Rule {
         pattern: Pattern::new("post*").unwrap(),
         kind: Some(HandlerKind::Http(http)),

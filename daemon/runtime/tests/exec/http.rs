@@ -1,6 +1,5 @@
 //! Requests to a receiver that does as it is told.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,23 +15,25 @@ use super::{BOUND, executor, run_task, task, within};
 
 /// What the receiver does with a request once it has read it whole.
 #[derive(Clone)]
-enum Script {
+pub(super) enum Script {
     /// Answers with this text, then closes.
     Answer(String),
     /// Answers with a head and then a body without end.
     Endless(&'static str),
+    /// Answers with this beginning, and no more for as long as the connection stands.
+    Stalling(&'static str),
     /// Keeps the connection and says nothing.
     Silent,
 }
 
 /// A receiver on a port of its own and the requests that it has read.
-struct Receiver {
-    address: SocketAddr,
+pub(super) struct Receiver {
+    pub(super) address: SocketAddr,
     requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl Receiver {
-    async fn start(script: Script) -> Self {
+    pub(super) async fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -45,7 +46,7 @@ impl Receiver {
         Self { address, requests }
     }
 
-    async fn answering(status: &str, headers: &str, body: &str) -> Self {
+    pub(super) async fn answering(status: &str, headers: &str, body: &str) -> Self {
         let length = body.len();
         Self::start(Script::Answer(format!(
             "HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
@@ -64,7 +65,7 @@ impl Receiver {
         run_task(&executor(), &self.handler(), &task("{}")).await
     }
 
-    fn requests(&self) -> Vec<String> {
+    pub(super) fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
 }
@@ -96,21 +97,22 @@ async fn serve(mut stream: TcpStream, script: Script, requests: Arc<Mutex<Vec<St
             let _ = stream.write_all(head.as_bytes()).await;
             while stream.write_all(&[b'x'; 65536]).await.is_ok() {}
         }
+        Script::Stalling(beginning) => {
+            let _ = stream.write_all(beginning.as_bytes()).await;
+            drop(stream.read(&mut [0]).await);
+        }
         Script::Silent => drop(stream.read(&mut [0]).await),
     }
 }
 
-fn settings(url: &str) -> HttpSettings {
+pub(super) fn settings(url: &str) -> HttpSettings {
     HttpSettings {
-        url: Secret::new(url),
         timeout: BOUND,
-        connect_timeout: Duration::from_secs(5),
-        secret: None,
-        headers: BTreeMap::new(),
+        ..HttpSettings::at(url)
     }
 }
 
-fn prepare(settings: HttpSettings) -> Handler {
+pub(super) fn prepare(settings: HttpSettings) -> Handler {
     Handler::prepare(
         "report",
         &HandlerKind::Http(settings),

@@ -1,5 +1,6 @@
 //! One attempt, run by a real handler.
 
+mod connections;
 mod http;
 mod process;
 mod processes;
