@@ -14,6 +14,8 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tenure_api::{Access, Queue, State, router};
+use tenure_runtime::completions::Completions;
+use tenure_runtime::settings::Handlers;
 use tenure_runtime::status::Status;
 use tenure_store::address::Address;
 use tenure_store::session::{Db, Target};
@@ -118,6 +120,7 @@ fn served(access: Access) -> Router {
         db: Db::new(&target, 1).unwrap(),
         access,
         max_body: MAX_BODY,
+        completions: Arc::new(Completions::new(Handlers::default(), MAX_BODY)),
         status: Arc::new(Status::default()),
         heartbeat_limit: timeout,
         metrics: PrometheusBuilder::new().build_recorder().handle(),

@@ -138,12 +138,12 @@ pub(crate) async fn retry(
     )
 }
 
-fn read(id: Result<Path<Uuid>, PathRejection>) -> Result<Uuid, Problem> {
+pub(crate) fn read(id: Result<Path<Uuid>, PathRejection>) -> Result<Uuid, Problem> {
     id.map(|Path(id)| id)
         .map_err(|_| Problem::input("the id of a job is a UUID"))
 }
 
-fn too_large(refused: &BytesRejection, most: usize) -> Problem {
+pub(crate) fn too_large(refused: &BytesRejection, most: usize) -> Problem {
     match refused.status() {
         StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,

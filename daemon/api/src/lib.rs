@@ -1,6 +1,6 @@
 //! The HTTP interface: jobs for programs of any language, and what probes and Prometheus ask.
 //!
-//! `access` decides who may speak, `answer` is the one envelope, `jobs` and `health` say what there is, `listen` opens
+//! `access` decides who may speak, `answer` is the one envelope, `jobs`, `open` and `health` say what there is, `listen` opens
 //! the address. A request is answered with success only after the database has committed what it asked for.
 
 mod access;
@@ -8,6 +8,7 @@ mod answer;
 mod health;
 mod jobs;
 mod listen;
+mod open;
 mod queue;
 mod state;
 
@@ -37,6 +38,9 @@ pub fn router(state: State) -> Router {
         .route("/v1/jobs/{id}", get(jobs::show))
         .route("/v1/jobs/{id}/cancel", post(jobs::cancel))
         .route("/v1/jobs/{id}/retry", post(jobs::retry))
+        .route("/v1/jobs/{id}/complete", post(open::complete))
+        .route("/v1/jobs/{id}/fail", post(open::fail))
+        .route("/v1/jobs/{id}/heartbeat", post(open::heartbeat))
         .route_layer(middleware::from_fn_with_state(shared.clone(), guard));
     Router::new()
         .route("/healthz", get(healthz))

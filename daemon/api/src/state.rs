@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use tenure_runtime::completions::Completions;
 use tenure_runtime::status::Status;
 use tenure_store::session::Db;
 
@@ -19,6 +20,8 @@ pub struct State {
     pub access: Access,
     /// The longest body of a request, in bytes.
     pub max_body: usize,
+    /// Where handlers say how jobs ended that they had accepted.
+    pub completions: Arc<Completions>,
     /// How the daemon is.
     pub status: Arc<Status>,
     /// How old its last confirmed heartbeat may be.

@@ -1,6 +1,8 @@
 //! The interface over real sockets and a real PostgreSQL.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod open;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,8 +14,9 @@ use serde_json::{Value, json};
 use tenure_api::{Access, Listener, State, router};
 use tenure_core::time::Mono;
 use tenure_embedded::{Options, Server};
+use tenure_runtime::completions::Completions;
 use tenure_runtime::guard;
-use tenure_runtime::settings::Listen;
+use tenure_runtime::settings::{Handlers, Listen};
 use tenure_runtime::status::Status;
 use tenure_store::address::Address;
 use tenure_store::migrate::Migrator;
@@ -58,6 +61,7 @@ impl House {
             db: Db::new(&target, 2).unwrap(),
             access: Access::new(token, matches!(listen, Listen::Tcp(_))),
             max_body: 64 << 10,
+            completions: Arc::new(Completions::new(Handlers::default(), 1 << 20)),
             status: Arc::clone(&status),
             heartbeat_limit: Duration::from_secs(60),
             metrics: PrometheusBuilder::new().build_recorder().handle(),

@@ -238,7 +238,8 @@ fn duration(path: &str, text: &str) -> Result<Duration, BadDirective> {
     })
 }
 
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
+/// `90s`, `1h 30m`: whole numbers, each with its unit.
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     if rest.is_empty() {
         return None;

@@ -25,6 +25,8 @@ pub struct Envelope<'a> {
     pub tenant: &'a str,
     /// When the job was enqueued, RFC 3339.
     pub enqueued_at: &'a str,
+    /// Where to say how it ended, for a handler that answers 202.
+    pub callback: Option<&'a str>,
     /// When the attempt is stopped, RFC 3339.
     pub deadline: Option<&'a str>,
     /// How far the job's series has come, JSON text; `None`: it has none, or nobody has said yet.
@@ -68,6 +70,9 @@ impl Envelope<'_> {
         if let Some(watermark) = self.watermark {
             object.raw("watermark", watermark);
         }
+        if let Some(callback) = self.callback {
+            object.text("callback", callback);
+        }
         if let Some(traceparent) = self.traceparent {
             object.text("traceparent", traceparent);
         }
@@ -90,6 +95,7 @@ mod tests {
             token: Uuid::max(),
             tenant: "default",
             enqueued_at: "2026-11-30T20:00:00Z",
+            callback: None,
             deadline: None,
             watermark: None,
             traceparent: None,
@@ -109,11 +115,13 @@ mod tests {
         let with_all = Envelope {
             deadline: Some("2026-11-30T20:05:00Z"),
             watermark: Some(r#"{"until":18446744073709551616}"#),
+            callback: Some("http://tenure/v1/jobs/1"),
             traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
             ..envelope("1")
         };
         let value: serde_json::Value = serde_json::from_str(&with_all.to_json()).unwrap();
         assert_eq!(value["deadline"], "2026-11-30T20:05:00Z");
+        assert_eq!(value["callback"], "http://tenure/v1/jobs/1");
         assert!(
             with_all
                 .to_json()

@@ -283,6 +283,7 @@ mod tests {
             token: Uuid::max(),
             tenant: "default",
             enqueued_at: "2026-11-30T20:00:00Z",
+            callback: None,
             deadline: None,
             watermark: None,
             traceparent: None,

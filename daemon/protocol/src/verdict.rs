@@ -35,6 +35,8 @@ pub enum Verdict {
     },
     /// Straight to the dead letters.
     Dead,
+    /// The handler has accepted it, and says later how it ended.
+    Held,
     /// Run again after this time; the attempt does not count.
     Snooze(Duration),
     /// The handler was stopped on our order, or not started for it: the job goes back, no attempt used.
@@ -166,7 +168,7 @@ pub fn exit_verdict(code: i32, own: &ExitCodes) -> Verdict {
 /// What an HTTP `status` means, with the delay that the answer asks for.
 pub fn http_verdict(status: u16, retry_after: Option<Duration>) -> Verdict {
     match status {
-        202 => Verdict::RETRY,
+        202 => Verdict::Held,
         200..=299 => Verdict::Done,
         300..=399 => Verdict::RETRY,
         400 | 410 | 413 | 415 | 422 => Verdict::Dead,
@@ -272,7 +274,8 @@ mod tests {
                 "{status}"
             );
         }
-        for status in [202, 301, 302, 303, 307, 308] {
+        assert_eq!(http_verdict(202, after), Verdict::Held);
+        for status in [301, 302, 303, 307, 308] {
             assert_eq!(http_verdict(status, after), Verdict::RETRY, "{status}");
         }
         for status in [401, 403, 404, 405, 409, 418, 600, 999] {

@@ -118,6 +118,8 @@ impl Heart {
         let found = session.open_epoch(*last, seen).await?.beat;
         let found = found.max(self.formerly_found(session, &formerly).await?);
         let mut said: Vec<String> = ends.iter().map(Statement::hold).collect();
+        let (open, open_leases) = self.leases.open().holds();
+        said.extend(open);
         let (covers_from, ago) = self.ends.covers();
         let covers = {
             let now = link.borrow();
@@ -152,12 +154,18 @@ impl Heart {
             roster: &roster,
             registration: &self.registration,
             predecessors: &predecessors,
-            held: &ends.iter().map(|end| end.end.token).collect::<Vec<_>>(),
+            held: &ends
+                .iter()
+                .map(|end| end.end.token)
+                .chain(open_leases)
+                .collect::<Vec<_>>(),
             covers: &[covers],
             without_primary: self.lookout.outage(),
         };
         let answers = session.reattach(reattach, &said).await?;
-        let (_, rerun) = sorted(&answers)?;
+        let (lost, rerun) = sorted(&answers)?;
+        self.leases.open().remove(&lost);
+        self.leases.open().say(session, worker, epoch, true).await?;
         let again = said.len() - ends.len();
         events::succeeded(was_another, ends.len(), again);
         Ok((found, rerun))
@@ -208,7 +216,10 @@ impl Heart {
             .chain(ends.iter().map(|end| end.end.token))
             .collect();
         let counts = (running.len(), ends.len(), again.len());
+        let (open, open_leases) = self.leases.open().holds();
+        let held = [held, open_leases].concat();
         let mut said = again;
+        said.extend(open);
         said.extend(running.iter().map(|held| held.hold()));
         said.extend(ends.iter().map(Statement::hold));
         let (from, ago) = self.ends.covers();
@@ -231,6 +242,11 @@ impl Heart {
         };
         let answers = session.reattach(reattach, &said).await?;
         let (lost, rerun) = sorted(&answers)?;
+        // A switch may have lost no more than that their leases stand by themselves; the next heartbeat would take those back.
+        self.leases
+            .open()
+            .say(&session, worker, now.epoch, true)
+            .await?;
         self.lookout.forget_outage();
         let mut state = link.borrow_mut();
         state.epoch_no = now.number;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use serde::Deserialize;
 use tenure_protocol::verdict::{Ended, Verdict};
+use tenure_store::session::Db;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -17,14 +18,17 @@ use crate::exec::{Executor, Handler, StopSignal, Task};
 use crate::held::Held;
 use crate::lanes::Route;
 use crate::leases::Leases;
+use crate::open;
 use crate::stats::Stats;
 use crate::tasks::random;
 
 /// What attempts work with.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Bench {
     /// Runs handlers.
     pub executor: Executor,
+    /// To the database, where a job is accepted.
+    pub db: Db,
     /// Learns of the end.
     pub leases: Arc<Leases>,
     /// Learns how the handler did.
@@ -69,6 +73,7 @@ pub(crate) async fn run(
         timeout: job.timeout.unwrap_or(route.timeout),
     };
     let started = Instant::now();
+    let told = stop.clone();
     let ended = AssertUnwindSafe(bench.executor.run(&route.handler, &task, stop))
         .catch_unwind()
         .await
@@ -84,20 +89,28 @@ pub(crate) async fn run(
         ended.outside_series()
     };
     let took = started.elapsed();
+    let (open, closed) = bench.circuits.ended(&route.section, probe, &ended);
+    if closed {
+        let _ = bench.notes.send(Note::Woken).await;
+    }
+    if let (Verdict::Held, Some(accepts)) = (ended.verdict, route.accepts) {
+        open::accept(&bench, &held, &route, accepts, told).await;
+        let _ = bench.notes.send(Note::Freed(route.pool)).await;
+        return;
+    }
+    if route.accepts.is_some() {
+        bench.leases.open().not_accepted(&route.section);
+    }
     events::finished(&route.job_type, outcome(&ended.verdict), took);
     bench.stats.ended(job.lane, took);
     let retry_in =
         |not_before: Option<Duration>| route.retry.delay_after(job.attempt, random(), not_before);
-    let (open, closed) = bench.circuits.ended(&route.section, probe, &ended);
     let statement = match open && !ended.reached {
         // It is the handler that is away: that costs the job nothing.
         true => held.not_seen(LEFT_TO_OTHERS, ended.error),
         false => held.ended(ended, retry_in),
     };
     bench.leases.ended(statement);
-    if closed {
-        let _ = bench.notes.send(Note::Woken).await;
-    }
     if matches!(*route.handler, Handler::Process(_)) {
         let _ = bench.notes.send(Note::Room).await;
     }
@@ -112,6 +125,7 @@ fn outcome(verdict: &Verdict) -> &'static str {
         Verdict::Dead => "dead",
         Verdict::Snooze(_) => "snoozed",
         Verdict::Stopped => "released",
+        Verdict::Held => "accepted",
         Verdict::Crashed => "crashed",
     }
 }

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use tenure_core::drain::{Command, Drain, Event};
 use tenure_core::lease::limits::{Limits, LimitsError};
-use tenure_store::address::{Address, AddressError};
+use tenure_store::address::AddressError;
 use tenure_store::error::StoreError;
 use tenure_store::migrate::{MigrateError, Migrator};
-use tenure_store::route::Route;
 use tenure_store::session::{Db, Session, Target, TargetError};
 use tenure_store::worker::Registration;
 use thiserror::Error;
@@ -22,6 +21,7 @@ use tracing::{info, warn};
 use crate::attempt::Bench;
 use crate::circuits::Circuits;
 use crate::clock;
+use crate::completions::Completions;
 use crate::dispatch::Dispatcher;
 use crate::ends::{Ends, QUEUES};
 use crate::exec::{Executor, Limits as OutputLimits};
@@ -31,13 +31,17 @@ use crate::journal::{Journal, JournalError};
 use crate::lanes::{Lanes, pools};
 use crate::leases::Leases;
 use crate::lookout::{Lookout, Routes};
+use crate::open;
 use crate::service;
-use crate::settings::{self, HandlerKind, Pooler, Settings};
+use crate::settings::{HandlerKind, Settings};
 use crate::speaker::Speaker;
 use crate::stats::Stats;
 use crate::status::{Part, Status};
 use crate::sweeper;
+use crate::targets::routes;
 use crate::tasks::spawn;
+
+pub use crate::targets::targets;
 
 /// Connections of the HTTP interface, opened when somebody asks for something.
 const API_CONNECTIONS: usize = 2;
@@ -96,42 +100,7 @@ pub struct Daemon {
     db: Db,
     limits: Limits,
     status: Arc<Status>,
-}
-
-/// How to reach the database: for the work, and past any pooler.
-///
-/// # Errors
-/// An address that is not understood.
-pub fn targets(database: &settings::Database) -> Result<(Target, Target), AddressError> {
-    let password = database.password.as_ref().map(settings::Secret::expose);
-    let target = |url: &settings::Secret, pooled| {
-        Ok(Target {
-            address: Address::parse(url.expose(), password, database.connect_timeout)?,
-            schema: database.schema.clone(),
-            connect_timeout: database.connect_timeout,
-            statement_timeout: database.statement_timeout,
-            pooled,
-        })
-    };
-    let pooled = database.pooler == Pooler::Transaction;
-    let direct = database.direct_url.as_ref();
-    Ok((
-        target(&database.url, pooled)?,
-        target(direct.unwrap_or(&database.url), pooled && direct.is_none())?,
-    ))
-}
-
-/// Where connections lead until the primary is found, and how that is told to them.
-fn routes(database: &settings::Database, target: &Target, direct: &Target) -> Routes {
-    let to_servers = Route::to_any(direct);
-    let pooler = database.direct_url.as_ref().map(|_| target.clone());
-    Routes {
-        pool: pooler
-            .as_ref()
-            .map_or_else(|| to_servers.clone(), Route::to_any),
-        direct: to_servers,
-        pooler,
-    }
+    completions: Arc<Completions>,
 }
 
 impl Daemon {
@@ -145,7 +114,9 @@ impl Daemon {
         let (target, direct) = targets(&settings.database)?;
         let routes = routes(&settings.database, &target, &direct);
         let db = Db::along(&target, settings.database.pool_size, routes.pool.clone())?;
+        let completions = Completions::new(settings.handlers.clone(), worker.max_result);
         Ok(Self {
+            completions: Arc::new(completions),
             settings: Arc::new(settings),
             target,
             direct,
@@ -172,6 +143,12 @@ impl Daemon {
     #[must_use]
     pub fn status(&self) -> Arc<Status> {
         Arc::clone(&self.status)
+    }
+
+    /// Where handlers say how jobs ended that they had accepted.
+    #[must_use]
+    pub fn completions(&self) -> Arc<Completions> {
+        Arc::clone(&self.completions)
     }
 
     /// Connections of their own for the API: whoever looks at jobs does not hold up claims and completions.
@@ -254,12 +231,14 @@ impl Daemon {
                     log: self.settings.worker.log_tail,
                 },
             },
+            db: self.db.clone(),
             leases: Arc::clone(&leases),
             circuits: Arc::clone(&circuits),
             stats,
             notes: notes_in,
         };
-        let lanes = Lanes::new(Arc::clone(&self.settings), circuits);
+        let open = Arc::clone(leases.open());
+        let lanes = Lanes::new(Arc::clone(&self.settings), circuits, open);
         let dispatcher = Dispatcher::new(
             self.db.clone(),
             lanes,
@@ -295,6 +274,13 @@ impl Daemon {
             rest.clone(),
         ));
 
+        let mut open = spawn(open::watch(
+            self.db.clone(),
+            Arc::clone(&leases),
+            rest.clone(),
+        ));
+        self.completions.begin(&ends, &leases);
+
         let outcome = tokio::select! {
             outcome = self.until_drained(&mut signals, &drain, &claims, &leases, &ends) => Ok(outcome),
             _ = heart_ended => Err(DaemonError::Task("heart")),
@@ -303,6 +289,7 @@ impl Daemon {
             _ = &mut follow_ups => Err(DaemonError::Task("speaker of follow-up jobs")),
             _ = &mut replicated => Err(DaemonError::Task("speaker of replicated ends")),
             _ = &mut sweeper => Err(DaemonError::Task("sweeper")),
+            _ = &mut open => Err(DaemonError::Task("watch over open jobs")),
         };
         if matches!(outcome, Ok(Outcome::Clean)) && !dispatcher.is_finished() {
             // Handlers' processes that have no job any more are sent away.

@@ -124,6 +124,7 @@ impl Dispatcher {
     pub(crate) async fn run(mut self, mut notes: mpsc::Receiver<Note>, stop: CancellationToken) {
         let mut under_way: Vec<Work> = Vec::new();
         let mut asking_lanes = false;
+        let open = Arc::clone(self.leases.open());
         loop {
             let stopping = stop.is_cancelled();
             if stopping {
@@ -175,6 +176,7 @@ impl Dispatcher {
                     }
                     self.show_slots();
                 }
+                () = open.has_room(), if !stopping => self.poll(Event::Woken),
                 () = clock::sleep_until(wake) => {}
                 () = stop.cancelled(), if !stopping => {}
                 () = attempts.wait(), if stopping && idle => {}
@@ -387,6 +389,9 @@ impl Dispatcher {
                         }
                     };
                     self.free[route.pool] = self.free[route.pool].saturating_sub(1);
+                    if route.accepts.is_some() {
+                        self.leases.open().asks(&route.section);
+                    }
                     spawn_on(
                         &self.attempts,
                         attempt::run(self.bench.clone(), held, route, signal, probe),

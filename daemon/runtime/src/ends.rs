@@ -16,7 +16,8 @@ use std::time::Duration;
 use tenure_core::ids::{Beat, Token, WorkerId};
 use tenure_core::primary::Seen;
 use tenure_core::replay::{Bounds, Replay};
-use tokio::sync::Notify;
+use tenure_store::finish::EndKind;
+use tokio::sync::{Notify, oneshot};
 use tracing::{error, info};
 
 use crate::clock;
@@ -54,6 +55,8 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 struct State {
     open: BTreeMap<Token, Statement>,
+    /// Who waits for the answer about an end.
+    watched: BTreeMap<Token, Vec<oneshot::Sender<bool>>>,
     /// One for each queue.
     waiting: [VecDeque<Token>; QUEUES.len()],
     /// Confirmed, and not yet safe from a switch.
@@ -70,6 +73,7 @@ impl Ends {
     pub(crate) fn new(journal: Option<Journal>, left: Vec<Statement>) -> Self {
         let mut state = State {
             open: BTreeMap::new(),
+            watched: BTreeMap::new(),
             waiting: Default::default(),
             remembered: Replay::new(clock::now(), Bounds::default(), Beat(0)),
             journal,
@@ -95,6 +99,36 @@ impl Ends {
         state.open.insert(end.end.token, end);
         drop(state);
         self.changed[queue as usize].notify_one();
+    }
+
+    /// The same for a run of which nothing was said yet. `false`: its end is being said already, by a handler that was quicker than its
+    /// own answer.
+    pub(crate) fn push_first(&self, end: Statement) -> bool {
+        let known = self.state().open.contains_key(&end.end.token);
+        if !known {
+            self.push(end);
+        }
+        !known
+    }
+
+    /// The same for an end that somebody waits for: answers `true` when it holds, `false` when the run had lost its lease.
+    ///
+    /// # Errors
+    /// Another end of the same run is being said: of this kind.
+    pub(crate) fn push_watched(&self, end: Statement) -> Result<oneshot::Receiver<bool>, EndKind> {
+        let (token, kind) = (end.end.token, end.end.kind);
+        let (answer, waiting) = oneshot::channel();
+        let mut state = self.state();
+        let known = state.open.get(&token).map(|known| known.end.kind);
+        if let Some(other) = known.filter(|known| *known != kind) {
+            return Err(other);
+        }
+        state.watched.entry(token).or_default().push(answer);
+        drop(state);
+        if known.is_none() {
+            self.push(end);
+        }
+        Ok(waiting)
     }
 
     /// Ends of one queue to be said now by one statement, none of them under way.
@@ -149,6 +183,14 @@ impl Ends {
             if let Some(end) = state.open.remove(token) {
                 state.note(|journal| journal.answered(*token, sent.next()));
                 state.remembered.answered(now, sent, end);
+            }
+        }
+        for (tokens, holds) in [(done, true), (history, false)] {
+            for token in tokens {
+                for waiting in state.watched.remove(token).unwrap_or_default() {
+                    // Whoever waited too long has gone.
+                    let _ = waiting.send(holds);
+                }
             }
         }
         state.compact();

@@ -86,6 +86,14 @@ pub fn describe() {
         "tenure_handler_circuit_opened_total",
         "How often that began."
     );
+    describe_gauge!(
+        "tenure_open_jobs",
+        "Jobs that handlers have accepted by way of this daemon and not finished."
+    );
+    describe_counter!(
+        "tenure_jobs_accepted_total",
+        "Jobs that handlers have accepted, by job type."
+    );
     describe_gauge!("tenure_primary_up", "1 while a primary answers.");
     describe_gauge!(
         "tenure_two_primaries",
@@ -443,4 +451,20 @@ pub fn process_gone(handler: &str, pid: i32, jobs: usize, how: ProcessEnd, why: 
             );
         }
     }
+}
+
+/// Jobs that handlers have accepted and not finished.
+pub fn open_jobs(count: usize) {
+    gauge!("tenure_open_jobs").set(count as f64);
+}
+
+/// A handler has accepted a job and finishes it later.
+pub fn accepted(job_type: &str) {
+    counter!("tenure_jobs_accepted_total", "job_type" => job_type.to_owned()).increment(1);
+}
+
+/// A handler has said to this daemon how a job ended. How long it took nobody here has seen.
+pub fn ended_elsewhere(job_type: &str, outcome: &'static str) {
+    counter!("tenure_jobs_finished_total", "job_type" => job_type.to_owned(), "outcome" => outcome)
+        .increment(1);
 }

@@ -39,6 +39,9 @@ pub(crate) struct Background {
     max_attempts: i32,
     epoch_no: i64,
     started_at: String,
+    /// A lease with a time of its own: what is left of it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    until_ms: Option<u64>,
     #[serde(default)]
     care: Care,
     /// `None`: it was reduced, so its job cannot be put back.
@@ -130,6 +133,7 @@ impl Held {
             max_attempts: self.job.max_attempts,
             epoch_no: self.epoch_no,
             started_at: humantime::format_rfc3339_micros(self.job.started_at).to_string(),
+            until_ms: None,
             care: self.care,
             row: Some(self.row()),
         }
@@ -187,7 +191,8 @@ impl Held {
             Verdict::Done => EndKind::Completed,
             Verdict::Retry { .. } | Verdict::Dead => EndKind::Failed,
             Verdict::Snooze(_) => EndKind::Snoozed,
-            Verdict::Stopped => EndKind::Released,
+            // Whose end is not for us to say is never said to have ended; as a release it would lose nothing.
+            Verdict::Stopped | Verdict::Held => EndKind::Released,
             Verdict::Crashed => EndKind::Crashed,
         };
         let mut end = self.end(kind);
@@ -195,7 +200,7 @@ impl Held {
             Verdict::Retry { not_before, .. } => end.delay_ms = Some(millis(retry_in(not_before))),
             Verdict::Dead => end.final_ = true,
             Verdict::Snooze(wait) => end.delay_ms = Some(millis(wait.max(SHORTEST_SNOOZE))),
-            Verdict::Done | Verdict::Stopped | Verdict::Crashed => {}
+            Verdict::Done | Verdict::Stopped | Verdict::Held | Verdict::Crashed => {}
         }
         end.exit_code = ended.exit_code;
         end.http_status = ended.http_status.map(i32::from);
@@ -243,6 +248,17 @@ impl Statement {
         hold(&self.end, &background, self.reruns())
     }
 
+    /// For `reattach`: this run goes on elsewhere, for so long by itself.
+    #[must_use]
+    pub(crate) fn hold_for(&self, left: Duration) -> String {
+        let background = Background {
+            call: i64::MAX,
+            until_ms: Some(millis(left).max(1)),
+            ..self.background()
+        };
+        hold(&self.end, &background, self.care().rerun)
+    }
+
     /// For `reattach`: this end was answered, and is said again in case it was lost.
     #[must_use]
     pub(crate) fn again(&self) -> String {
@@ -288,6 +304,12 @@ impl Statement {
             refused_ms: None,
             origin: self.origin.clone(),
         }
+    }
+
+    /// About how many bytes it takes to put its job back.
+    #[must_use]
+    pub(crate) fn kept_size(&self) -> usize {
+        Record::size(self)
     }
 
     /// About how many bytes its end has.

@@ -12,7 +12,8 @@ use tenure_core::{claim, pattern};
 
 use crate::circuits::Circuits;
 use crate::exec::{Clients, Handler, PrepareError};
-use crate::settings::{AfterLostCommits, Durability, HandlerKind, Settings};
+use crate::open::OpenJobs;
+use crate::settings::{Accepts, AfterLostCommits, Durability, HandlerKind, Handlers, Settings};
 
 /// A handler that has not failed for so long, beside the time of a connection, was reached.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
@@ -36,6 +37,8 @@ pub(crate) struct Route {
     pub pool: usize,
     /// What its handler asks for beyond the usual.
     pub care: Care,
+    /// What becomes of jobs that it accepts; `None`: it cannot.
+    pub accepts: Option<Accepts>,
 }
 
 /// What a handler asks for beyond the usual.
@@ -49,11 +52,21 @@ pub(crate) struct Care {
     pub replicated: bool,
 }
 
+/// What the handler of a job type asks for beyond the usual.
+pub(crate) fn care_of(handlers: &Handlers, job_type: &str) -> Care {
+    let handler = handlers.resolve(job_type);
+    handler.map_or(Care::default(), |handler| Care {
+        rerun: handler.after_lost_commits == AfterLostCommits::Rerun,
+        replicated: handler.durability == Some(Durability::Replicated),
+    })
+}
+
 /// The lanes that this worker takes.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     settings: Arc<Settings>,
     circuits: Arc<Circuits>,
+    open: Arc<OpenJobs>,
     clients: Clients,
     /// By section: its job types share it.
     handlers: BTreeMap<Arc<str>, Arc<Handler>>,
@@ -64,10 +77,15 @@ pub(crate) struct Lanes {
 impl Lanes {
     /// None yet.
     #[must_use]
-    pub(crate) fn new(settings: Arc<Settings>, circuits: Arc<Circuits>) -> Self {
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        circuits: Arc<Circuits>,
+        open: Arc<OpenJobs>,
+    ) -> Self {
         Self {
             settings,
             circuits,
+            open,
             clients: Clients::default(),
             handlers: BTreeMap::new(),
             routes: BTreeMap::new(),
@@ -112,9 +130,10 @@ impl Lanes {
                 timeout,
                 kill_grace,
                 pool: pool_of(&self.settings, job_type),
-                care: Care {
-                    rerun: handler.after_lost_commits == AfterLostCommits::Rerun,
-                    replicated: handler.durability == Some(Durability::Replicated),
+                care: care_of(&self.settings.handlers, job_type),
+                accepts: match &handler.kind {
+                    HandlerKind::Http(http) => Some(http.accepts),
+                    _ => None,
                 },
             };
             self.circuits.add(&section, connects_within + PATIENCE);
@@ -159,7 +178,7 @@ impl Lanes {
     pub(crate) fn asks(&self, free: &[usize], max_batch: i32) -> Vec<claim::Ask> {
         let mut lanes = vec![Vec::new(); free.len()];
         for (lane, route) in &self.routes {
-            if self.circuits.admits(&route.section) != Admits::None && route.handler.room() > 0 {
+            if self.circuits.admits(&route.section) != Admits::None && self.room(route) > 0 {
                 lanes[route.pool].push(*lane);
             }
         }
@@ -181,7 +200,7 @@ impl Lanes {
             Admits::One => total.min(1),
             _ => total,
         };
-        i32::try_from(route.handler.room()).map_or(total, |room| total.min(room))
+        i32::try_from(self.room(route)).map_or(total, |room| total.min(room))
     }
 
     /// Whether some handler has no room for as many jobs as its pool has slots.
@@ -203,6 +222,14 @@ impl Lanes {
     pub(crate) async fn close(&self) {
         for handler in self.handlers.values() {
             handler.close().await;
+        }
+    }
+
+    /// How many more jobs its handler can have now.
+    fn room(&self, route: &Route) -> usize {
+        match route.accepts {
+            Some(accepts) => self.open.room(&route.section, accepts.max_open),
+            None => route.handler.room(),
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::events;
 use crate::exec::{Stop, StopSignal};
 use crate::guard::Guard;
 use crate::held::{Held, Statement};
+use crate::open::OpenJobs;
 
 /// How long a job that was claimed and could not start is left to others.
 const NOT_AT_ONCE: Duration = Duration::from_secs(1);
@@ -62,6 +63,7 @@ pub(crate) struct Leases {
     state: Mutex<State>,
     limits: Limits,
     ends: Arc<Ends>,
+    open: Arc<OpenJobs>,
     guard: Option<Guard>,
     orders: mpsc::Sender<Order>,
     sooner: Notify,
@@ -108,6 +110,7 @@ impl Leases {
             state: Mutex::new(state),
             limits,
             ends,
+            open: Arc::default(),
             guard,
             orders,
             sooner: Notify::new(),
@@ -220,10 +223,32 @@ impl Leases {
     /// The handler of a job is dead and reaped.
     pub(crate) fn ended(&self, statement: Statement) {
         let token = statement.end.token;
-        self.ends.push(statement);
+        self.ends.push_first(statement);
         self.with(|state| {
             state.running.remove(&token);
             self.take_in(state, Event::Ended { token });
+        });
+    }
+
+    /// The jobs that handlers have accepted and finish later.
+    #[must_use]
+    pub(crate) fn open(&self) -> &Arc<OpenJobs> {
+        &self.open
+    }
+
+    /// The lease of this run has a time of its own now: it is open, and no run of this worker any more.
+    pub(crate) fn opened(&self, held: &Arc<Held>, section: &Arc<str>, left: Duration) {
+        self.open.add(held, section, left);
+        self.let_go(held.token());
+    }
+
+    /// This run is not for this worker to end.
+    pub(crate) fn let_go(&self, token: Token) {
+        self.with(|state| {
+            state.running.remove(&token);
+            self.take_in(state, Event::Ended { token });
+            let tokens = vec![token];
+            self.take_in(state, Event::Confirmed { tokens });
         });
     }
 
@@ -242,6 +267,7 @@ impl Leases {
             if counts {
                 self.ends.confirm(done, history, state.keeper.last_beat());
                 let tokens = [done, history].concat();
+                self.open.remove(&tokens);
                 self.take_in(state, Event::Confirmed { tokens });
             }
         });
@@ -270,6 +296,7 @@ impl Leases {
             }
             for (token, reason) in revoked {
                 state.stop(*token, None, reason);
+                self.give_back_open(*token);
             }
             let revoked = revoked.iter().map(|(token, _)| *token).collect();
             self.take_in(state, Event::BeatAnswered { beat, revoked });
@@ -293,7 +320,9 @@ impl Leases {
                 let reason = "the lease was lost in a switch";
                 state.stop(*token, Some(self.limits.lost_grace()), reason);
             }
+            self.open.remove(lost);
             for token in rerun {
+                self.give_back_open(*token);
                 if !self.ends.give_back_run(*token) {
                     let reason = "a switch of the database lost its effects; it runs again";
                     state.stop(*token, Some(self.limits.lost_grace()), reason);
@@ -356,6 +385,13 @@ impl Leases {
     /// Waits until the number of running handlers or of open ends may have changed. For one waiter.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
+    }
+
+    /// A job that is open: nobody here runs it, so it is given back at once. What a person asked for is carried out by that.
+    fn give_back_open(&self, token: Token) {
+        if let Some(end) = self.open.given_back(token) {
+            self.ends.push_first(end);
+        }
     }
 
     fn with(&self, act: impl FnOnce(&mut State)) {

@@ -3,7 +3,7 @@
 //! | task | ends | on a panic |
 //! |---|---|---|
 //! | heart (own thread) | after the drain, last of all | the process ends: trust runs out, the guard ends the handlers |
-//! | dispatcher, speaker, sweeper | after the drain | the process ends |
+//! | dispatcher, speaker, sweeper, watch over open jobs | after the drain | the process ends |
 //! | attempt | with its handler | the attempt failed |
 
 use std::future::Future;

@@ -206,7 +206,7 @@ pub(crate) fn durability_name(durability: Durability) -> &'static str {
     }
 }
 
-fn claimed(row: &Row) -> Result<Claimed, StoreError> {
+pub(crate) fn claimed(row: &Row) -> Result<Claimed, StoreError> {
     let timeout: Option<i64> = get(row, "timeout_ms")?;
     Ok(Claimed {
         id: JobId(get(row, "id")?),

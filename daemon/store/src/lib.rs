@@ -12,6 +12,7 @@ pub mod finish;
 mod hosts;
 mod look;
 pub mod migrate;
+pub mod open;
 pub mod person;
 pub mod probe;
 pub mod route;

@@ -33,6 +33,7 @@ macro_rules! migrations {
 migrations! {
     "0001_tables" "0002_enqueue" "0003_worker" "0004_ends" "0005_sweep" "0006_reattach" "0007_person" "0008_views" "0009_roles"
     "0010_switches" "0011_effects" "0012_replay" "0013_corrections" "0014_ran_twice" "0015_watermarks" "0016_crash_marks" "0017_bulk"
+    "0018_open_jobs"
 }
 
 impl Migration {

@@ -18,6 +18,7 @@ mod enqueue;
 mod handlers;
 mod merge;
 mod migrate;
+mod open;
 mod persons;
 mod races;
 mod reattach;

@@ -78,6 +78,7 @@ async fn serve(settings: Settings) -> Result<(), Failure> {
             matches!(api.listen, Some(Listen::Tcp(_))),
         ),
         max_body: api.max_body,
+        completions: daemon.completions(),
         status: daemon.status(),
         heartbeat_limit,
         metrics: metrics.clone(),

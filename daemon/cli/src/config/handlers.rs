@@ -9,9 +9,9 @@ use tenure_core::pattern::{self, Pattern};
 use tenure_core::retry::Policy;
 use tenure_runtime::exec::{Clients, HttpHandler, PrepareError};
 use tenure_runtime::settings::{
-    AfterLostCommits, Authorities, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, Durability,
-    ExecSettings, ExitMeaning, HandlerKind, Handlers, HttpSettings, MOST_JOBS, ProcessSettings,
-    RetryRule, Rule, Secret,
+    Accepts, AfterLostCommits, Authorities, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH,
+    Durability, ExecSettings, ExitMeaning, HandlerKind, Handlers, HttpSettings, MOST_JOBS,
+    ProcessSettings, RetryRule, Rule, Secret,
 };
 
 use super::binary;
@@ -245,6 +245,10 @@ fn http(check: &mut Check<'_>, name: &str, section: &HttpSection) -> HttpSetting
             .as_ref()
             .and_then(|file| authorities(check, &path("ca_file"), file)),
         allow: allow(check, name, &section.allow),
+        accepts: Accepts {
+            hold: check.positive(&path("hold"), section.hold.0),
+            max_open: section.max_open.0 as usize,
+        },
         headers: section
             .headers
             .iter()

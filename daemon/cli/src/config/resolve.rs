@@ -43,7 +43,7 @@ pub(crate) fn settings(sources: &Sources, schema: Schema) -> Result<Settings, Co
         .is_some_and(|database| address::names_one_host(database.url.expose()));
     let worker = check.worker(schema.worker, one_host);
     let pools = check.pools(schema.pools);
-    let handlers = handlers::resolve(&mut check, schema.handlers);
+    let mut handlers = handlers::resolve(&mut check, schema.handlers);
     if let Err(error) = Limits::new(worker.lease_ttl, worker.heartbeat, longest_grace(&handlers)) {
         let key = if matches!(error, LimitsError::TtlTooShort { .. }) {
             "lease_ttl"
@@ -53,6 +53,9 @@ pub(crate) fn settings(sources: &Sources, schema: Schema) -> Result<Settings, Co
         check.refuse(&["worker", key], error.to_string());
     }
     let api = check.api(&schema.api);
+    if let Some(url) = api.as_ref().and_then(|api| api.public_url.as_ref()) {
+        handlers.call_back_at(&format!("{url}/v1/jobs/"));
+    }
     let log = check.log(schema.log);
     let settings = database.zip(api).map(|(database, api)| Settings {
         database,
@@ -269,7 +272,32 @@ impl<'a> Check<'a> {
             listen,
             token,
             max_body: section.max_body.0,
+            public_url: section
+                .public_url
+                .as_ref()
+                .and_then(|url| self.public_url(url)),
         })
+    }
+
+    /// What handlers are told to post to, without the slash at its end.
+    fn public_url(&mut self, text: &str) -> Option<String> {
+        let url = text.trim_end_matches('/');
+        let host = url
+            .strip_prefix("http://")
+            .or_else(|| url.strip_prefix("https://"));
+        if host.is_some_and(|host| {
+            !host.is_empty()
+                && !host.contains(['?', '#', '@', ' '])
+                && !host.starts_with(['/', ':'])
+        }) {
+            return Some(url.to_owned());
+        }
+        self.refuse(
+            &["api", "public_url"],
+            "the address under which handlers reach this daemon's HTTP interface is expected, such as \"http://10.0.0.5:7171\", without \
+             user and query",
+        );
+        None
     }
 
     fn log(&mut self, section: LogSection) -> Log {

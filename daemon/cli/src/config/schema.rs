@@ -158,6 +158,10 @@ pub(crate) struct HttpSection {
     pub(crate) ca_file: Option<PathBuf>,
     #[serde(default)]
     pub(crate) allow: Vec<String>,
+    #[serde(default = "an_hour")]
+    pub(crate) hold: Span,
+    #[serde(default = "ten_thousand")]
+    pub(crate) max_open: Count,
     #[serde(default)]
     pub(crate) headers: BTreeMap<String, String>,
 }
@@ -220,6 +224,7 @@ pub(crate) struct ApiSection {
     pub(crate) listen: String,
     pub(crate) token_file: Option<PathBuf>,
     pub(crate) max_body: Size,
+    pub(crate) public_url: Option<String>,
 }
 
 impl Default for ApiSection {
@@ -228,6 +233,7 @@ impl Default for ApiSection {
             listen: "127.0.0.1:7171".to_owned(),
             token_file: None,
             max_body: Size(4 << 20),
+            public_url: None,
         }
     }
 }
@@ -278,4 +284,8 @@ const fn half_a_second() -> Span {
 
 const fn kib_64() -> Size {
     Size(64 << 10)
+}
+
+const fn ten_thousand() -> Count {
+    Count(10_000)
 }

@@ -52,6 +52,7 @@ pub(crate) fn shown(settings: &Settings) -> Value {
             "listen": api.listen.as_ref().map_or_else(|| "off".to_owned(), ToString::to_string),
             "token": api.token.as_ref().map(hidden),
             "max_body": size(api.max_body),
+            "public_url": api.public_url,
         },
         "log": {
             "format": match log.format { LogFormat::Auto => "auto", LogFormat::Json => "json", LogFormat::Text => "text" },
@@ -100,6 +101,9 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
                 "max_headers": size(http.max_headers),
                 "ca_file": http.authorities.as_ref().map(|authorities| &authorities.file),
                 "allow": http.allow.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                "hold": span(http.accepts.hold),
+                "max_open": http.accepts.max_open,
+                "callback": http.callback.as_ref().map(|before| format!("{before}ID")),
                 "secret": http.secret.as_ref().map(hidden),
                 "headers": http.headers.keys().collect::<Vec<_>>(),
             }),

@@ -108,6 +108,8 @@ pub struct Hold {
     pub token: Token,
     /// For how long from now, in milliseconds.
     pub for_ms: i64,
+    /// Its time is never shortened.
+    pub at_least: bool,
 }
 
 impl Database {
@@ -343,7 +345,10 @@ impl Database {
     fn hold_one(&mut self, now: Moment, hold: &Hold) -> bool {
         match self.jobs.get_mut(&hold.job).map(|job| &mut job.place) {
             Some(Place::Leased(lease)) if lease.token == hold.token => {
-                lease.until = Some(now + hold.for_ms);
+                let until = now + hold.for_ms;
+                if !(hold.at_least && lease.until.is_some_and(|before| before >= until)) {
+                    lease.until = Some(until);
+                }
                 true
             }
             _ => false,

@@ -64,7 +64,7 @@ impl Database {
                 swept.recovered = self.recover(now);
             }
             swept.recovered += self.recover(now);
-            self.carry_out_stops();
+            self.carry_out_stops(now);
             swept.promoted = self.promote_due(now);
             self.revocations
                 .retain(|_, at| *at >= now - REVOCATIONS_KEPT);
@@ -166,8 +166,19 @@ impl Database {
         lease.until.is_none() && left
     }
 
-    /// Requests about runs that ended without carrying them out.
-    fn carry_out_stops(&mut self) {
+    /// Requests about runs that ended without carrying them out, and about jobs that go on elsewhere and whose worker is gone.
+    fn carry_out_stops(&mut self, now: Moment) {
+        let alone = self.leases(|lease| {
+            let worker = self.workers.get(&lease.worker);
+            lease.until.is_some() && !worker.is_some_and(super::Worker::is_there)
+        });
+        let asked: Vec<_> = alone
+            .into_iter()
+            .filter(|run| self.stops.contains_key(&run.job))
+            .collect();
+        if !asked.is_empty() {
+            self.end_all(now, &asked, End::Released);
+        }
         let leased = |id: &JobId| matches!(self.jobs[id].place, Place::Leased(_));
         let left: Vec<(JobId, Stop)> = self
             .stops

@@ -12,6 +12,7 @@ use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
 };
 use reqwest::{Client, Response, Url};
+use tenure_protocol::envelope::Envelope;
 use tenure_protocol::output::Output;
 use tenure_protocol::verdict::{Ended, Verdict, explained, http_verdict, retry_after};
 use tenure_protocol::webhook::{Secret, SecretError, sign_all};
@@ -69,6 +70,7 @@ pub struct HttpHandler {
     body_timeout: Option<Duration>,
     max_response: usize,
     max_headers: usize,
+    callback: Option<String>,
     /// Whom a certificate was checked against, for errors.
     trusted: String,
 }
@@ -114,6 +116,7 @@ impl HttpHandler {
             body_timeout: settings.body_timeout,
             max_response: settings.max_response,
             max_headers: settings.max_headers,
+            callback: settings.callback.clone(),
             trusted: match &settings.authorities {
                 Some(authorities) => format!("the authorities in {}", authorities.file.display()),
                 None => "the system's authorities".to_owned(),
@@ -151,7 +154,13 @@ impl HttpHandler {
         }
     }
 
-    fn headers(&self, task: &Task, deadline: &str, body: &str) -> HeaderMap {
+    fn headers(
+        &self,
+        task: &Task,
+        deadline: &str,
+        body: &str,
+        callback: Option<&str>,
+    ) -> HeaderMap {
         let job = task.job.to_string();
         let mut headers = self.headers.clone();
         let mut add = |name, value: &str| {
@@ -166,6 +175,9 @@ impl HttpHandler {
         add("tenure-token", &task.token.to_string());
         add("tenure-deadline", deadline);
         add("idempotency-key", &job);
+        if let Some(callback) = callback {
+            add("tenure-callback", callback);
+        }
         if let Some(traceparent) = &task.traceparent {
             add("traceparent", traceparent);
         }
@@ -203,8 +215,16 @@ async fn call(executor: &Executor, handler: &HttpHandler, task: &Task) -> Ended 
     let address = handler.address();
     let until = after(task.timeout);
     let deadline = task.deadline();
-    let body = task.envelope(&deadline).to_json();
-    let headers = handler.headers(task, &deadline, &body);
+    let callback = handler
+        .callback
+        .as_ref()
+        .map(|before| format!("{before}{}", task.job));
+    let envelope = Envelope {
+        callback: callback.as_deref(),
+        ..task.envelope(&deadline)
+    };
+    let body = envelope.to_json();
+    let headers = handler.headers(task, &deadline, &body, callback.as_deref());
     let request = handler
         .client
         .post(handler.url.clone())
@@ -268,12 +288,7 @@ pub(crate) async fn answered(
             Verdict::RETRY,
             format!("{what}, but the answer broke off: {why}"),
         ),
-        (verdict, _) if status.as_u16() == 202 => Ended::because(
-            verdict,
-            format!(
-                "{what}: this version cannot wait for a job that is finished later; answer when it is done"
-            ),
-        ),
+        (Verdict::Held, _) => Ended::new(Verdict::Held),
         (verdict, _) => {
             let said = output.text();
             let first_line = said

@@ -208,6 +208,7 @@ impl Task {
             token: self.token,
             tenant: &self.tenant,
             enqueued_at: &self.enqueued_at,
+            callback: None,
             deadline: Some(deadline),
             watermark: self.watermark.as_deref(),
             traceparent: self.traceparent.as_deref(),

@@ -17,6 +17,9 @@ pub const DEFAULT_DELAY: Duration = Duration::from_secs(60);
 /// The longest wait between attempts, where no rule says it.
 pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(3600);
 
+/// How long a job that was accepted is its handler's without a word from it, where nothing says it.
+pub const DEFAULT_HOLD: Duration = Duration::from_secs(3600);
+
 /// Where a handler's process looks for programs when its `env` does not name `PATH`.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -45,6 +48,15 @@ impl Handlers {
                 .unwrap_or_default(),
             durability: self.setting(job_type, |rule| rule.durability),
         })
+    }
+
+    /// Handlers that accept jobs are told to say how they ended at this address, with the id of the job behind it.
+    pub fn call_back_at(&mut self, before: &str) {
+        for rule in &mut self.rules {
+            if let Some(HandlerKind::Http(http)) = &mut rule.kind {
+                http.callback = Some(before.to_owned());
+            }
+        }
     }
 
     /// The section that says what runs for `job_type`.
@@ -212,8 +224,30 @@ pub struct HttpSettings {
     pub authorities: Option<Authorities>,
     /// Where connections may lead; empty: anywhere.
     pub allow: Vec<IpNet>,
+    /// What becomes of jobs that it accepts and finishes later.
+    pub accepts: Accepts,
+    /// Where it says so, before the id of the job: `https://host/v1/jobs/`.
+    pub callback: Option<String>,
     /// Further headers of each request.
     pub headers: BTreeMap<String, Secret>,
+}
+
+/// What becomes of jobs that a handler accepts (202) and finishes later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepts {
+    /// How long such a job is its handler's without a word from it.
+    pub hold: Duration,
+    /// The most that it may have at once by way of one daemon; beyond that no more are claimed for it.
+    pub max_open: usize,
+}
+
+impl Default for Accepts {
+    fn default() -> Self {
+        Self {
+            hold: DEFAULT_HOLD,
+            max_open: 10_000,
+        }
+    }
 }
 
 /// Certificates of authorities.
@@ -241,6 +275,8 @@ impl HttpSettings {
             secret: None,
             authorities: None,
             allow: Vec::new(),
+            accepts: Accepts::default(),
+            callback: None,
             headers: BTreeMap::new(),
         }
     }

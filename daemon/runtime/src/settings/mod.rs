@@ -13,8 +13,9 @@ use std::time::Duration;
 use tenure_core::pattern::Pattern;
 
 pub use handlers::{
-    AfterLostCommits, Authorities, DEFAULT_DELAY, DEFAULT_MAX_DELAY, DEFAULT_PATH, ExecSettings,
-    Handler, HandlerKind, Handlers, HttpSettings, ProcessSettings, RetryRule, Rule,
+    Accepts, AfterLostCommits, Authorities, DEFAULT_DELAY, DEFAULT_HOLD, DEFAULT_MAX_DELAY,
+    DEFAULT_PATH, ExecSettings, Handler, HandlerKind, Handlers, HttpSettings, ProcessSettings,
+    RetryRule, Rule,
 };
 pub use tenure_protocol::lines::MOST_JOBS;
 pub use tenure_protocol::verdict::ExitMeaning;
@@ -71,6 +72,7 @@ impl Settings {
                 listen: None,
                 token: None,
                 max_body: 4 << 20,
+                public_url: None,
             },
             log: Log {
                 format: LogFormat::Auto,
@@ -156,6 +158,8 @@ pub struct Api {
     pub token: Option<Secret>,
     /// The longest body of a request, in bytes.
     pub max_body: usize,
+    /// Under which address handlers reach it, without a slash at the end.
+    pub public_url: Option<String>,
 }
 
 /// An address to listen on.

@@ -50,7 +50,7 @@ async fn enqueued(server: &Server, job_type: &str, count: usize) -> Sql {
     sql
 }
 
-fn one(sql: &mut Sql, query: &str) -> String {
+pub(super) fn one(sql: &mut Sql, query: &str) -> String {
     sql.run(query).unwrap()[0][0].clone().unwrap()
 }
 

@@ -2,6 +2,7 @@
 //! binary, in `chaos-tests`.
 
 mod circuits;
+mod open;
 
 use std::time::Duration;
 
@@ -72,6 +73,7 @@ fn settings(server: &Server, concurrency: u32) -> Settings {
             listen: None,
             token: None,
             max_body: 1 << 20,
+            public_url: None,
         },
         log: Log {
             format: LogFormat::Text,

@@ -177,7 +177,6 @@ async fn the_request_is_the_one_of_the_contract() {
 async fn each_status_has_its_verdict() {
     let cases = [
         ("201 Created", Verdict::Done),
-        ("202 Accepted", Verdict::RETRY),
         ("301 Moved Permanently", Verdict::RETRY),
         ("307 Temporary Redirect", Verdict::RETRY),
         ("400 Bad Request", Verdict::Dead),

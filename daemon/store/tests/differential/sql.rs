@@ -202,9 +202,10 @@ pub(crate) fn hold(names: &Names, worker: WorkerId, epoch: Epoch, holds: &[Hold]
         )
     });
     format!(
-        "SELECT job, answer FROM hold('{worker}', {}, jsonb_build_array({}))",
+        "SELECT job, answer FROM hold('{worker}', {}, jsonb_build_array({}), '{{\"at_least\": {}}}')",
         uuid(names.database(epoch.0)),
-        list(items)
+        list(items),
+        holds.iter().all(|it| it.at_least)
     )
 }
 

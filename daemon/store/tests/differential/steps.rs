@@ -322,6 +322,7 @@ impl Play<'_> {
             job: memory.job,
             token: memory.token,
             for_ms,
+            at_least: self.random.chance(50),
         }];
         let answers = self.model.hold(self.now, epoch, &holds);
         let lines = answers.map(|answers| {
