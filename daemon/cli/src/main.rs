@@ -3,6 +3,7 @@
 mod arguments;
 mod commands;
 mod config;
+mod init;
 mod logging;
 mod output;
 
@@ -15,10 +16,20 @@ use commands::Context;
 use output::{Failure, Format, Output};
 
 fn main() -> ExitCode {
+    // One is started for each job: nothing may come before this that takes time.
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|verb| verb == "supervise") {
+        return tenure_runtime::supervisor::main(words);
+    }
     let Arguments { common, command } = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return misused(&error),
     };
+    if matches!(command, Command::Run)
+        && let Some(code) = init::first_process()
+    {
+        return code;
+    }
     if let Command::Guard { lock } = command {
         return tenure_runtime::guard::main(lock.as_deref());
     }

@@ -6,6 +6,7 @@ mod cluster;
 mod commands;
 mod daemon;
 mod house;
+mod isolation;
 mod passwords;
 mod readme;
 mod selftest;

@@ -1,6 +1,6 @@
 //! A stand-in for the daemon in the tests of the guard: a process that can be killed and stopped.
 //!
-//! `guarded guard` is the guard. `guarded daemon TRUST_MS SCRIPT` runs one handler, trusted for so long, and prints how it
+//! `guarded guard` is the guard, and `guarded supervise …` a supervisor. `guarded daemon TRUST_MS SCRIPT` runs one handler, trusted for so long, and prints how it
 //! ended. `guarded storm SCRIPT` runs handlers without end, many at once and each for a moment only.
 #![allow(clippy::print_stdout, clippy::expect_used)]
 
@@ -14,10 +14,14 @@ use tenure_protocol::verdict::Ended;
 use tenure_runtime::exec::{Executor, Handler, Limits, Stop, Task};
 use tenure_runtime::guard::{self, Guard};
 use tenure_runtime::settings::ExecSettings;
+use tenure_runtime::supervisor::{self, Supervisor};
 use uuid::Uuid;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|verb| verb == "supervise") {
+        return supervisor::main(std::env::args_os().skip(2));
+    }
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["guard"] => guard::main(None),
         ["daemon", trust, script] => {
@@ -91,6 +95,8 @@ async fn attempt(guard: &Guard, script: &str, timeout: Duration) -> Ended {
     };
     let executor = Executor {
         guard: Some(guard.clone()),
+        supervisor: Supervisor::new(Path::new("/proc/self/exe"), "supervise")
+            .expect("there is no NUL in it"),
         limits: Limits {
             result: 4096,
             log: 4096,

@@ -37,6 +37,7 @@ use crate::settings::{HandlerKind, Settings};
 use crate::speaker::Speaker;
 use crate::stats::Stats;
 use crate::status::{Part, Status};
+use crate::supervisor::Supervisor;
 use crate::sweeper;
 use crate::targets::routes;
 use crate::tasks::spawn;
@@ -226,6 +227,8 @@ impl Daemon {
         let bench = Bench {
             executor: Executor {
                 guard,
+                supervisor: Supervisor::new(Path::new("/proc/self/exe"), "supervise")
+                    .map_err(|_| DaemonError::Task("supervisor"))?,
                 limits: OutputLimits {
                     result: self.settings.worker.max_result,
                     log: self.settings.worker.log_tail,

@@ -29,6 +29,7 @@ pub mod settings;
 mod speaker;
 mod stats;
 pub mod status;
+pub mod supervisor;
 mod sweeper;
 mod targets;
 mod tasks;

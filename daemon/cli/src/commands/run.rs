@@ -33,7 +33,16 @@ const UPKEEP: Duration = Duration::from_secs(5);
 pub(super) fn run(context: &Context) -> Result<(), Failure> {
     let (settings, _) = config::settings(context.common.config.as_deref(), &context.common.set)?;
     logging::start(&settings.log)?;
+    close_to_others();
     daemon(settings)
+}
+
+/// Keeps this process's memory and variables, with their secrets, from other processes of the same user, handlers among them, and
+/// out of core dumps. Root can read them all the same.
+fn close_to_others() {
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "Handlers of this daemon's own user can read its memory.");
+    }
 }
 
 /// Runs a daemon with these settings until a signal, or a person through the database, ends it.

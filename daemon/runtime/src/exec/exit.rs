@@ -1,6 +1,6 @@
 //! Notices that a child has ended and leaves it a zombie; and says how it ended.
 //!
-//! While it is one, its process id and group cannot be given to another process, so the group can be signalled and the guard
+//! While it is one, its process id cannot be given to another process, so it can be signalled and the guard
 //! told without a race; reaping comes last.
 
 use std::fmt;

@@ -1,16 +1,16 @@
 //! Runs one attempt of one job in its handler and says how it ended.
 //!
 //! States of an attempt: not started → running → (told to stop →) over. Invariant: [`Executor::run`] answers only when
-//! nothing of the attempt runs any more on this machine, but for processes that left their handler's process group
-//! (`setsid`), or the process that has answered for it and goes on with other jobs; so whatever the answer is used for, no second handler of the job can meet the first.
+//! nothing of the attempt runs any more on this machine, whatever sessions and groups its processes made, or the process that has
+//! answered for it goes on with other jobs; so whatever the answer is used for, no second handler of the job can meet the first.
 
 mod client;
 mod exit;
-mod group;
 mod http;
 mod process;
 mod spawn;
 mod subprocess;
+mod tree;
 
 use std::time::{Duration, SystemTime};
 
@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::guard::Guard;
 use crate::settings::{ExecSettings, HandlerKind};
+use crate::supervisor::Supervisor;
 
 pub use client::Clients;
 #[cfg(fuzzing)]
@@ -33,8 +34,7 @@ pub use process::Fleet;
 /// Longer durations are taken for this one, so that adding them to a clock cannot overflow.
 const LONGEST: Duration = Duration::from_hours(24 * 3653);
 
-/// How long the rest of a handler's group may write after the handler has ended (a pipeline's last part may still flush),
-/// and how long is read on after that rest was killed.
+/// How long is read on after the last process of a handler has ended.
 const LINGER: Duration = Duration::from_millis(500);
 
 /// Why the guard ended a handler.
@@ -163,6 +163,8 @@ pub struct Limits {
 pub struct Executor {
     /// Ends the processes if this daemon cannot; without one they outlive it.
     pub guard: Option<Guard>,
+    /// How the process between this daemon and each handler is started.
+    pub supervisor: Supervisor,
     /// What is kept of their words.
     pub limits: Limits,
 }

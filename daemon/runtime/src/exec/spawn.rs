@@ -1,8 +1,8 @@
 //! Starts a handler's process.
 //!
 //! Invariant: what the process gets is what stands here. No shell, no variable of the daemon's that the settings do not
-//! name, no descriptor but the three pipes, the usual signals; it leads its own process group,
-//! and the guard knows it before it runs.
+//! name, no descriptor but the three pipes, the usual signals; it leads its own process group, below
+//! a supervisor that the guard knows before it runs.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,6 +21,7 @@ use tokio::time::sleep;
 use super::{Executor, Task};
 use crate::guard::register_self;
 use crate::settings::DEFAULT_PATH;
+use crate::supervisor::Supervisor;
 
 /// What passes by itself is tried again this often: a program that is just being written, a guard that is being replaced.
 const TRIES: u32 = 60;
@@ -46,7 +47,8 @@ pub(super) enum NotSpawned {
     Refused(String),
 }
 
-/// Starts the process, its standard streams piped. `given_up` says why it is not wanted any more, asked while the system refuses.
+/// Starts the process below its supervisor, its standard streams piped. The child is the supervisor. `given_up` says why it is not
+/// wanted any more, asked while the system refuses.
 pub(super) async fn spawn(
     executor: &Executor,
     program: &Program<'_>,
@@ -91,31 +93,32 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Child> {
         .as_ref()
         .map(|guard| (guard, guard.registry()));
     let socket = guard.as_ref().map(|(_, registry)| registry.as_raw_fd());
+    let supervisor = executor.supervisor.clone();
     // SAFETY: between fork and exec only async-signal-safe things may be done. `prepare_child` makes system calls on
-    // memory of its own stack; it takes no lock and allocates nothing. `socket` is open in the child: `guard` lives until
-    // spawn has returned.
+    // memory of its own stack and of texts that were made before; it takes no lock and allocates nothing. `socket` is open in
+    // the child: `guard` lives until spawn has returned.
     #[expect(
         unsafe_code,
         reason = "only the child can tell the guard of itself before it is the handler"
     )]
     unsafe {
-        command.pre_exec(move || prepare_child(socket));
+        command.pre_exec(move || prepare_child(socket, &supervisor));
     }
     let child = command.spawn()?;
-    if let (Some((guard, registry)), Some(leader)) = (&guard, leader(&child)) {
-        guard.adopt(leader.as_raw(), registry);
+    if let (Some((guard, registry)), Some(pid)) = (&guard, pid_of(&child)) {
+        guard.adopt(pid.as_raw(), registry);
     }
     Ok(child)
 }
 
-/// The process id of `child`, which is its group's too; `None` once it was reaped.
-pub(super) fn leader(child: &Child) -> Option<Pid> {
+/// The process id of `child`; `None` once it was reaped.
+pub(super) fn pid_of(child: &Child) -> Option<Pid> {
     let pid = i32::try_from(child.id()?).ok()?;
     Some(Pid::from_raw(pid))
 }
 
-/// The child's last steps before it becomes the handler.
-fn prepare_child(guard: Option<RawFd>) -> io::Result<()> {
+/// The child's last steps: it becomes the supervisor, and a child of it the handler.
+fn prepare_child(guard: Option<RawFd>, supervisor: &Supervisor) -> io::Result<()> {
     // Ours all close on exec, but this daemon may itself have been started with others. Linux before 5.11 cannot do this
     // and passes those on. Called by number: the C library has it only lately.
     // SAFETY: the call only sets a flag of descriptors and takes no pointer.
@@ -128,7 +131,9 @@ fn prepare_child(guard: Option<RawFd>) -> io::Result<()> {
             libc::CLOSE_RANGE_CLOEXEC,
         );
     }
-    guard.map_or(Ok(()), register_self)
+    guard.map_or(Ok(()), register_self)?;
+    let handler = supervisor.split(0)?;
+    handler.release()
 }
 
 fn environment(program: &Program<'_>) -> Vec<(String, OsString)> {

@@ -1,25 +1,25 @@
 //! The life of one handler process: envelope in, result and log out, one way to end it.
 //!
-//! States: running → told (TERM to the group) → killed (KILL) → ended, a zombie → group swept, guard told → reaped.
-//! Invariants: the group is signalled only while its leader is unreaped; nothing waits for a pipe that a left-over process
-//! holds open longer than [`LINGER`] twice; the three pipes move side by side, so that none can block the other.
+//! States: running → told (TERM) → killed (KILL) → its supervisor has ended, a zombie, and nothing is left → guard told → reaped.
+//! Invariants: the supervisor is signalled only while it is unreaped; nothing waits for a pipe that a process outside holds open
+//! longer than [`LINGER`]; the three pipes move side by side, so that none can block the other.
 
 use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use tenure_protocol::output::{Capped, Output};
 use tenure_protocol::verdict::{Ended, Verdict, exit_verdict, explained, last_line};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{sleep_until, timeout};
 
 use super::exit::{Exit, How};
-use super::group::Group;
-use super::spawn::{NotSpawned, Program, leader, spawn};
+use super::spawn::{NotSpawned, Program, pid_of, spawn};
+use super::tree::Tree;
 use super::{Executor, LAPSED, LINGER, Stop, StopSignal, Task, after, next_order, stopped};
 use crate::guard::Guard;
 use crate::settings::ExecSettings;
+use crate::supervisor::Order;
 
 /// How often it is said that a process cannot be killed.
 const STUCK: Duration = Duration::from_secs(30);
@@ -56,14 +56,14 @@ pub(super) async fn run(
         Err(NotSpawned::Stopped(reason)) => return stopped(&reason),
         Err(NotSpawned::Refused(why)) => return Ended::because(Verdict::RETRY_LONG, why),
     };
-    let Some(leader) = leader(&child) else {
+    let Some(pid) = pid_of(&child) else {
         return Ended::because(
             Verdict::RETRY_LONG,
             "the handler was started without a process id",
         );
     };
-    // Dropped before `child`, so also a dropped future kills the group while its leader is unreaped.
-    let mut group = Group::new(leader, executor.guard.as_ref());
+    // Dropped before `child`, so also a dropped future has all killed while the supervisor is unreaped.
+    let mut tree = Tree::new(pid, executor.guard.as_ref());
     let envelope = task.envelope(&deadline).to_json();
     let mut result = Capped::new(executor.limits.result);
     let mut log = Capped::new(executor.limits.log);
@@ -78,26 +78,23 @@ pub(super) async fn run(
         });
         let mut talking = true;
         let told = tokio::select! {
-            told = life(&group, settings, task, &mut stop) => told,
+            told = life(&tree, settings, task, &mut stop) => told,
             never = async {
                 (&mut talk).await;
                 talking = false;
                 pending().await
             } => never,
         };
-        if told.is_none() && talking {
-            talking = timeout(LINGER, &mut talk).await.is_err();
-        }
-        group.end();
+        tree.end();
         if talking {
-            // What a process outside the group writes after this is nobody's.
+            // What somebody to whom the pipe was handed writes after this is nobody's.
             let _ = timeout(LINGER, &mut talk).await;
         }
         told
     };
-    // The leader has ended, so this does not wait.
+    // The supervisor has ended, so this does not wait.
     let how = How::of(&mut child).await;
-    let lapsed = group
+    let lapsed = tree
         .guard()
         .is_some_and(|guard| guard.has_lapsed_since(lapses));
     let told = told.or_else(|| lapsed.then(|| Told::Stopped(LAPSED.to_owned())));
@@ -118,12 +115,12 @@ pub(super) async fn run(
 
 /// Waits until the handler has ended, and ends it when its time is over or somebody says so. Says why it was told to end.
 async fn life(
-    group: &Group<'_>,
+    tree: &Tree<'_>,
     settings: &ExecSettings,
     task: &Task,
     stop: &mut StopSignal,
 ) -> Option<Told> {
-    let mut exit = Exit::of(group.leader());
+    let mut exit = Exit::of(tree.supervisor());
     let mut told = None;
     let mut killed = false;
     let mut next = after(task.timeout);
@@ -134,7 +131,7 @@ async fn life(
             (grace, reason) = next_order(stop) => {
                 let kill_at = after(grace);
                 if told.is_none() {
-                    group.signal(Signal::SIGTERM);
+                    tree.tell(Order::Term);
                     told = Some(Told::Stopped(reason));
                     next = kill_at;
                 } else if !killed {
@@ -143,16 +140,16 @@ async fn life(
             }
             () = sleep_until(next) => {
                 if told.is_none() {
-                    group.signal(Signal::SIGTERM);
+                    tree.tell(Order::Term);
                     told = Some(Told::TimedOut);
                     next = after(settings.kill_grace);
                     continue;
                 }
                 if killed {
-                    let (job, pid) = (task.job, group.leader());
-                    tracing::warn!(%job, %pid, "the handler was killed and does not end; does its disk or network hang?");
+                    let (job, supervisor) = (task.job, tree.supervisor());
+                    tracing::warn!(%job, %supervisor, "the handler was killed and does not end; does its disk or network hang?");
                 }
-                group.signal(Signal::SIGKILL);
+                tree.tell(Order::Kill);
                 killed = true;
                 next = after(STUCK);
             }

@@ -68,7 +68,7 @@ struct State {
     /// The first guard's process, until [`Guard::supervise`] takes it.
     child: Option<Child>,
     pid: Option<u32>,
-    groups: BTreeSet<i32>,
+    supervisors: BTreeSet<i32>,
     trust_until: u64,
     /// How often there was no trust any more, or none yet, when it was given.
     lapses: u64,
@@ -95,7 +95,7 @@ impl Guard {
                 socket: Arc::new(socket),
                 pid: child.id(),
                 child: Some(child),
-                groups: BTreeSet::new(),
+                supervisors: BTreeSet::new(),
                 trust_until: 0,
                 lapses: 0,
                 outbox: String::new(),
@@ -121,7 +121,7 @@ impl Guard {
         self.state().pid
     }
 
-    /// Replaces the guard whenever it dies, and tells the new one all groups; until then no handler can be started. Runs
+    /// Replaces the guard whenever it dies, and tells the new one all supervisors; until then no handler can be started. Runs
     /// until it is dropped, and is to be run once.
     pub async fn supervise(&self) {
         // A second guard beside a living one would cost that one its socket, and all handlers with it.
@@ -160,20 +160,20 @@ impl Guard {
         Arc::clone(&self.state().socket)
     }
 
-    /// Takes over a group whose leader registered itself at `registry`, so that a later guard learns of it too.
-    pub(crate) fn adopt(&self, group: i32, registry: &Arc<OwnedFd>) {
+    /// Takes over a supervisor that registered itself at `registry`, so that a later guard learns of it too.
+    pub(crate) fn adopt(&self, pid: i32, registry: &Arc<OwnedFd>) {
         let mut state = self.state();
-        state.groups.insert(group);
+        state.supervisors.insert(pid);
         if !Arc::ptr_eq(registry, &state.socket) {
-            state.say(Message::Add(group));
+            state.say(Message::Add(pid));
         }
     }
 
-    /// The group is over. To be said while its leader is a zombie, so that its number cannot have been given away.
-    pub(crate) fn forget(&self, group: i32) {
+    /// The supervisor has ended. To be said while it is a zombie, so that its number cannot have been given away.
+    pub(crate) fn forget(&self, pid: i32) {
         let mut state = self.state();
-        state.groups.remove(&group);
-        state.say(Message::Remove(group));
+        state.supervisors.remove(&pid);
+        state.say(Message::Remove(pid));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -192,8 +192,8 @@ impl State {
         self.pid = pid;
         self.outbox.clear();
         self.outbox.push_str(&Message::Grace(grace).line());
-        for group in &self.groups {
-            self.outbox.push_str(&Message::Add(*group).line());
+        for pid in &self.supervisors {
+            self.outbox.push_str(&Message::Add(*pid).line());
         }
         // Last: a trust that has passed meanwhile must find them all.
         self.say(Message::Trust(self.trust_until));

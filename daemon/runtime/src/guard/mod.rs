@@ -1,15 +1,15 @@
 //! The guard: a small process that ends all handlers when their daemon dies, stops or hangs.
 //!
 //! Without it, `kill -9` or SIGSTOP of a daemon leaves its handlers running while the database gives their jobs to other
-//! workers. The guard is the same binary, started first, in a session of its own, and knows two things: which process
-//! groups are handlers, and until when the daemon trusts its leases. It ends the groups (TERM, grace, KILL) when the socket
-//! to the daemon closes, or when that time passes unrenewed.
+//! workers. The guard is the same binary, started first, in a session of its own, and knows two things: which processes
+//! are supervisors of handlers, and until when the daemon trusts its leases. It has the handlers ended (TERM, grace, KILL)
+//! when the socket to the daemon closes, or when that time passes unrenewed.
 //!
-//! Invariant: no handler runs that a living guard does not know. The forked child itself registers before it becomes the
-//! handler, and cannot become it if that fails; a guard that died is replaced and told all groups. The daemon says that a
-//! group is over while its leader is still a zombie, so a number in the guard's list cannot have been given away.
+//! Invariant: no handler runs that a living guard does not know. The forked child itself registers before it becomes a
+//! supervisor, and cannot become one if that fails; a guard that died is replaced and told all of them. The daemon says that one
+//! is over while it is still a zombie, so a number in the guard's list cannot have been given away.
 //!
-//! Messages are lines, one or more in a packet: `+GROUP`, `-GROUP`, `trust MS` (a time of [`now_ms`]), `grace MS`.
+//! Messages are lines, one or more in a packet: `+PID`, `-PID`, `trust MS` (a time of [`now_ms`]), `grace MS`.
 
 mod client;
 mod process;
@@ -62,7 +62,7 @@ pub fn hold(lock: &Path) -> io::Result<Flock<File>> {
 /// One line to the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Message {
-    /// The process group is a handler.
+    /// The process supervises a handler.
     Add(i32),
     /// It is over.
     Remove(i32),
@@ -77,8 +77,8 @@ impl Message {
         let mut line = String::new();
         // Writing to a string cannot fail.
         let _ = match self {
-            Self::Add(group) => writeln!(line, "+{group}"),
-            Self::Remove(group) => writeln!(line, "-{group}"),
+            Self::Add(pid) => writeln!(line, "+{pid}"),
+            Self::Remove(pid) => writeln!(line, "-{pid}"),
             Self::Trust(until) => writeln!(line, "trust {until}"),
             Self::Grace(grace) => writeln!(line, "grace {grace}"),
         };
@@ -86,11 +86,11 @@ impl Message {
     }
 
     fn parse(line: &str) -> Option<Self> {
-        if let Some(group) = line.strip_prefix('+') {
-            return Some(Self::Add(group.parse().ok()?));
+        if let Some(pid) = line.strip_prefix('+') {
+            return Some(Self::Add(pid.parse().ok()?));
         }
-        if let Some(group) = line.strip_prefix('-') {
-            return Some(Self::Remove(group.parse().ok()?));
+        if let Some(pid) = line.strip_prefix('-') {
+            return Some(Self::Remove(pid.parse().ok()?));
         }
         match line.split_once(' ')? {
             ("trust", until) => Some(Self::Trust(until.parse().ok()?)),
@@ -100,7 +100,7 @@ impl Message {
     }
 }
 
-/// Registers the calling process, the leader of its group, with the guard behind `socket`.
+/// Registers the calling process, which becomes a supervisor, with the guard behind `socket`.
 ///
 /// Runs between fork and exec: it allocates nothing, takes no lock and never blocks.
 ///

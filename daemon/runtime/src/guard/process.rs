@@ -8,17 +8,17 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, setsid};
 
 use super::watch::{Order, Watch};
 use super::{Message, PACKET, READY, now_ms};
+use crate::supervisor::{self, tell};
 
 /// The longest sleep while there is something to guard: the kernel's timer does not count a suspend, [`now_ms`] does.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How often a group that was told to end is looked at, so that the guard need not wait out its grace.
+/// How often those that were told to end are looked at, so that the guard need not wait out their grace.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Guards the handlers of the daemon at the other end of standard input, until both it and they are gone.
@@ -40,6 +40,8 @@ pub fn main(lock: Option<&Path>) -> ExitCode {
     let _ = blocked.thread_block();
     // Fails only where the guard leads a group already, and then no signal of the daemon's group reaches it either.
     let _ = setsid();
+    // Started as /proc/self/exe, it would be called `exe`.
+    let _ = nix::sys::prctl::set_name(c"tenure-guard");
     match guard(lock) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -64,7 +66,7 @@ fn guard(lock: Option<&Path>) -> io::Result<()> {
 #[derive(Default)]
 struct Guarding {
     watch: Watch,
-    /// When each group's leader started, in ticks since the machine did.
+    /// When each supervisor started, in ticks since the machine did.
     started: BTreeMap<i32, u64>,
 }
 
@@ -98,12 +100,12 @@ impl Guarding {
     fn hear(&mut self, packet: &str) {
         for message in packet.lines().filter_map(Message::parse) {
             match message {
-                Message::Add(group) => {
-                    // A child that is gone already has no start; its group is then taken as it is.
+                Message::Add(pid) => {
+                    // A child that is gone already has no start, and is then forgotten at the next look.
                     self.started
-                        .extend(start_of(group).map(|start| (group, start)));
+                        .extend(stat(pid).map(|stat| (pid, stat.started)));
                 }
-                Message::Remove(group) => drop(self.started.remove(&group)),
+                Message::Remove(pid) => drop(self.started.remove(&pid)),
                 Message::Trust(_) | Message::Grace(_) => {}
             }
             self.watch.hear(message);
@@ -128,44 +130,53 @@ impl Guarding {
         }
         for order in orders {
             match order {
-                Order::Term(group) => self.signal(group, Signal::SIGTERM),
-                Order::Kill(group) => {
-                    self.signal(group, Signal::SIGKILL);
-                    self.started.remove(&group);
-                }
+                Order::Term(pid) => self.tell(pid, supervisor::Order::Term),
+                Order::Kill(pid) => self.tell(pid, supervisor::Order::Kill),
             }
         }
     }
 
-    /// Forgets the groups that nobody is in: those that have obeyed, and children that registered and then found no program
-    /// to become.
+    /// Forgets those that are gone: those that have obeyed, and children that registered and then found no program to become.
     fn look(&mut self) {
-        for group in self.watch.groups() {
-            if killpg(Pid::from_raw(group), None) == Err(Errno::ESRCH) {
-                self.watch.hear(Message::Remove(group));
-                self.started.remove(&group);
+        for pid in self.watch.supervisors() {
+            if !self.lives(pid) {
+                self.watch.hear(Message::Remove(pid));
+                self.started.remove(&pid);
             }
         }
     }
 
-    /// Signals a group, unless its number has gone to a process that is none of ours.
-    fn signal(&self, group: i32, signal: Signal) {
-        let ours = match (self.started.get(&group), start_of(group)) {
-            (Some(then), Some(now)) => *then == now,
-            _ => true,
-        };
-        if ours {
-            // Fails when nobody is left in it, which is what is wanted.
-            let _ = killpg(Pid::from_raw(group), signal);
+    /// Tells a supervisor, unless its number has gone to a process that is none of ours.
+    fn tell(&self, pid: i32, order: supervisor::Order) {
+        if self.lives(pid) {
+            tell(Pid::from_raw(pid), order);
+        }
+    }
+
+    /// Whether this supervisor is there: no other process has its number, and it is no zombie, which has nothing below it.
+    fn lives(&self, pid: i32) -> bool {
+        match (stat(pid), self.started.get(&pid)) {
+            (Some(Stat { zombie: true, .. }) | None, _) => false,
+            (Some(now), Some(then)) => *then == now.started,
+            // It registered and was gone before this guard could look.
+            (Some(_), None) => false,
         }
     }
 }
 
-/// When process `pid` started: the 22nd field of its `stat`, counted after the name, which may hold anything.
-fn start_of(pid: i32) -> Option<u64> {
+struct Stat {
+    zombie: bool,
+    started: u64,
+}
+
+/// Of process `pid`: the fields after its name, which may hold anything; the start is the 22nd of all.
+fn stat(pid: i32) -> Option<Stat> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = fields.split_whitespace();
+    let zombie = matches!(fields.next()?, "Z" | "X");
+    let started = fields.nth(18)?.parse().ok()?;
+    Some(Stat { zombie, started })
 }
 
 /// Writes to the log of whoever started the daemon; there may be none any more.
@@ -181,13 +192,14 @@ mod tests {
     #[test]
     fn starts_are_told_apart() {
         let own = i32::try_from(std::process::id()).unwrap();
-        assert!(start_of(own).unwrap() > 0);
-        assert_eq!(start_of(own), start_of(own));
-        assert_eq!(start_of(-1), None);
+        let start = |pid| stat(pid).map(|stat| stat.started);
+        assert!(start(own).unwrap() > 0);
+        assert_eq!(start(own), start(own));
+        assert_eq!(start(-1), None);
     }
 
     #[test]
-    fn groups_without_anybody_are_forgotten() {
+    fn what_is_gone_is_forgotten() {
         let mut guarding = Guarding::default();
         guarding.hear("trust 1\n+2147483647\n");
         assert!(guarding.sleep().is_some());

@@ -1,6 +1,7 @@
 //! One attempt, run by a real handler.
 
 mod connections;
+mod escapes;
 mod http;
 mod process;
 mod processes;
@@ -8,20 +9,39 @@ mod stopping;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tenure_protocol::verdict::Ended;
 use tenure_runtime::exec::{Executor, Handler, Limits, Stop, Task};
 use tenure_runtime::settings::ExecSettings;
+use tenure_runtime::supervisor::Supervisor;
 use tokio::sync::watch;
 use uuid::Uuid;
 
 /// Longer than anything here takes; only a fault gets that far.
 pub(crate) const BOUND: Duration = Duration::from_secs(40);
 
+/// The program that is the guard and the supervisors of these tests, and stands in for the daemon; see `examples/guarded.rs`.
+pub(crate) fn guarded() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let built = own
+        .parent()
+        .and_then(Path::parent)
+        .unwrap()
+        .join("examples/guarded");
+    assert!(
+        built.exists(),
+        "cargo builds the examples with the tests; {} is missing",
+        built.display()
+    );
+    built
+}
+
 pub(crate) fn executor() -> Executor {
     Executor {
         guard: None,
+        supervisor: Supervisor::new(&guarded(), "supervise").unwrap(),
         limits: Limits {
             result: 64 * 1024,
             log: 16 * 1024,
@@ -94,6 +114,23 @@ pub(crate) fn runs(pid: u32) -> bool {
         .rsplit_once(") ")
         .map_or('X', |(_, rest)| rest.chars().next().unwrap_or('X'));
     !matches!(state, 'X' | 'Z')
+}
+
+/// The running processes with `mark` in their command line or their environment, but for `except`.
+pub(crate) fn marked(mark: &str, except: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let has_mark = |pid: &u32| {
+        let holds = |file| {
+            let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).contains(mark)
+        };
+        holds("cmdline") || holds("environ")
+    };
+    ids.filter(|pid| *pid != except)
+        .filter(has_mark)
+        .filter(|pid| runs(*pid))
+        .collect()
 }
 
 /// The process ids that a handler wrote to `file`, one a line, when there are `count`.

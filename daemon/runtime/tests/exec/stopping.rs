@@ -49,20 +49,6 @@ async fn a_stop_reaches_grandchildren() {
     until(|| !runs(pids[1])).await;
 }
 
-/// B31: who leaves the group is not reached (a limit that the documentation names), but the job ends.
-#[tokio::test]
-async fn a_process_in_a_session_of_its_own_does_not_hold_the_job() {
-    let (ended, pids) = stopped_when_up(
-        "setsid sh -c 'echo $$ > PIDS; exec sleep 300' & wait",
-        1,
-        BOUND,
-    )
-    .await;
-    assert_eq!(ended.verdict, Verdict::Stopped);
-    let escaped = nix::unistd::Pid::from_raw(i32::try_from(pids[0]).unwrap());
-    nix::sys::signal::kill(escaped, nix::sys::signal::Signal::SIGKILL).unwrap();
-}
-
 /// An exit code after our own TERM is no answer.
 #[tokio::test]
 async fn exit_zero_after_a_stop_is_not_done() {

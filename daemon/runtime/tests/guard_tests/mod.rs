@@ -1,6 +1,6 @@
 //! The guard ends handlers when their daemon cannot.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -11,23 +11,9 @@ use tenure_runtime::exec::{Executor, Stop};
 use tenure_runtime::guard::{Guard, now_ms};
 use tokio::sync::watch;
 
-use crate::exec::{BOUND, executor, pids, run_task, runs, sh, task, until, within};
-
-/// The process that stands in for the daemon; see `examples/guarded.rs`.
-fn guarded() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let built = own
-        .parent()
-        .and_then(Path::parent)
-        .unwrap()
-        .join("examples/guarded");
-    assert!(
-        built.exists(),
-        "cargo builds the examples with the tests; {} is missing",
-        built.display()
-    );
-    built
-}
+use crate::exec::{
+    BOUND, executor, guarded, marked, pids, run_task, runs, sh, task, until, within,
+};
 
 struct Daemon {
     process: Child,
@@ -92,15 +78,29 @@ async fn handlers_of_a_killed_daemon_are_ended() {
     until(|| !handlers.iter().any(|pid| runs(*pid))).await;
 }
 
-/// The processes whose command line has `mark` in it, but for `except`.
-fn marked(mark: &str, except: u32) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let has_mark = |pid: &u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(mark)
+/// What left its handler's group and session, and lost its parent, goes with the daemon too.
+#[tokio::test]
+async fn what_escaped_its_handler_does_not_outlive_a_killed_daemon() {
+    let mark = format!("301.{}", std::process::id());
+    let script = format!(
+        "setsid sh -c '(setsid sleep {mark} &) ; setsid sleep {mark} & exec sleep {mark}' & sleep {mark}"
+    );
+    let mut daemon = Command::new(guarded())
+        .args(["daemon", "600000", &script])
+        .spawn()
+        .unwrap();
+    let sleeping = || {
+        let running = marked(&mark, daemon.id()).into_iter();
+        running.filter(|pid| is_sleep(*pid)).count()
     };
-    ids.filter(|pid| *pid != except).filter(has_mark).collect()
+    until(|| sleeping() == 4).await;
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    until(|| marked(&mark, 0).is_empty()).await;
+}
+
+fn is_sleep(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
 }
 
 /// Whenever the daemon is killed, also between fork and exec, no handler is left.
@@ -110,7 +110,7 @@ async fn no_handler_escapes_a_kill_at_any_moment() {
     for round in 0..25 {
         let mut daemon = Command::new(guarded());
         let mut daemon = daemon
-            .args(["storm", &format!("sleep {mark} & sleep {mark}")])
+            .args(["storm", &format!("setsid sleep {mark} & sleep {mark}")])
             .spawn()
             .unwrap();
         until(|| marked(&mark, daemon.id()).len() > 4).await;

@@ -1,12 +1,12 @@
 //! The life of one process of a fleet: lines in, lines out, its log, one way to end it.
 //!
 //! ```text
-//!   spawned ──ready──► working ──drain──► leaving, no job left: end of input ──► ended, a zombie ──► group swept ──► reaped
+//!   spawned ──ready──► working ──drain──► leaving, no job left: end of input ──► ended, a zombie, and nothing is left ──► reaped
 //!      └────────────────┴─────────────────┴── breaks the protocol, has to be killed: TERM, grace, KILL ──►┘
 //! ```
 //!
-//! Invariants: the pipes move side by side, so that none can block another; the jobs in it learn of its death only when nothing of its
-//! process group runs any more; each learns of it once.
+//! Invariants: the pipes move side by side, so that none can block another; the jobs in it learn of its death only when nothing that it
+//! started runs any more; each learns of it once.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use nix::sys::signal::Signal;
 use nix::unistd::{SysconfVar, sysconf};
 use tenure_core::crew::{Fate, Gone, Leave, ProcessId, fate};
 use tenure_protocol::lines::{self, BadLine, Lines, Said, TooLong};
@@ -30,9 +29,10 @@ use super::Fleet;
 use crate::clock;
 use crate::events::{self, ProcessEnd};
 use crate::exec::exit::{Exit, How};
-use crate::exec::group::Group;
-use crate::exec::spawn::{NotSpawned, Program, leader, spawn};
+use crate::exec::spawn::{NotSpawned, Program, pid_of, spawn};
+use crate::exec::tree::Tree;
 use crate::exec::{Executor, LAPSED, LINGER, after};
+use crate::supervisor::{Order, handler_of};
 
 /// How much longer than a result a line may be.
 const SLACK: usize = 64 << 10;
@@ -209,7 +209,7 @@ pub(super) async fn live(fleet: Fleet, member: std::sync::Arc<Member>, executor:
             return fleet.gone(member.id, Gone::Badly, &why);
         }
     };
-    let Some(pid) = leader(&child) else {
+    let Some(pid) = pid_of(&child) else {
         return fleet.gone(
             member.id,
             Gone::Badly,
@@ -217,14 +217,14 @@ pub(super) async fn live(fleet: Fleet, member: std::sync::Arc<Member>, executor:
         );
     };
     events::process_started(&fleet.0.name, pid.as_raw());
-    // Dropped before `child`, so also a dropped future kills the group while its leader is unreaped.
-    let mut group = Group::new(pid, executor.guard.as_ref());
-    let mut process = Process::new(&fleet, &member, &executor, &mut child, &group);
+    // Dropped before `child`, so also a dropped future has all killed while the supervisor is unreaped.
+    let mut tree = Tree::new(pid, executor.guard.as_ref());
+    let mut process = Process::new(&fleet, &member, &executor, &mut child, &tree);
     let mut end = process.work().await;
-    process.finish(&mut end, &mut group).await;
+    process.finish(&mut end, &mut tree).await;
     let (was_ready, last_words) = (process.ready, process.words.finish());
     let how = How::of(&mut child).await;
-    let lapsed = group
+    let lapsed = tree
         .guard()
         .is_some_and(|guard| guard.has_lapsed_since(lapses));
     if lapsed && !matches!(end, End::Left) {
@@ -325,13 +325,13 @@ impl<'a> Process<'a> {
         member: &'a Member,
         executor: &Executor,
         child: &mut Child,
-        group: &Group<'_>,
+        tree: &Tree<'_>,
     ) -> Self {
-        let leader = group.leader();
+        let supervisor = tree.supervisor();
         Self {
             fleet,
             member,
-            exit: Exit::of(leader),
+            exit: Exit::of(supervisor),
             stdin: child.stdin.take(),
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
@@ -341,7 +341,7 @@ impl<'a> Process<'a> {
             words: Capped::new(LAST_WORDS),
             ready: false,
             drained: false,
-            pid: leader.as_raw(),
+            pid: supervisor.as_raw(),
             looked_at: None,
             memory: 0,
         }
@@ -518,18 +518,18 @@ impl<'a> Process<'a> {
             && !self.looked_at.is_some_and(|at| is_new(&at))
         {
             self.looked_at = Some(now);
-            self.memory = resident(self.pid).unwrap_or(0);
+            self.memory = handler_of(self.pid).and_then(resident).unwrap_or(0);
         }
         self.memory
     }
 
     /// Ends what is left of it. What it had written before is still heard, unless it broke the protocol.
-    async fn finish(&mut self, end: &mut End, group: &mut Group<'_>) {
+    async fn finish(&mut self, end: &mut End, tree: &mut Tree<'_>) {
         self.stdin = None;
-        let mut exit = Exit::of(group.leader());
+        let mut exit = Exit::of(tree.supervisor());
         let grace = self.fleet.0.settings.kill_grace;
         if matches!(end, End::Broke(_) | End::Left) {
-            group.signal(Signal::SIGTERM);
+            tree.tell(Order::Term);
             let ended = async {
                 tokio::select! {
                     () = exit.wait() => {}
@@ -541,7 +541,7 @@ impl<'a> Process<'a> {
         if !matches!(end, End::Killed(_)) {
             let _ = timeout(LINGER, self.gather(end)).await;
         }
-        group.end();
+        tree.end();
         exit.wait().await;
         let _ = timeout(LINGER, self.gather(end)).await;
         if matches!(end, End::Died) && self.drained && self.member.talk().open.is_empty() {

@@ -1,0 +1,78 @@
+//! The supervisor: a process between the daemon and each handler, from which nothing that the handler starts can escape.
+//!
+//! The kernel gives it, and not init, whatever loses its parent below it (a *subreaper*): background processes, double forks,
+//! sessions of their own. So everything that a handler ever started is a descendant of its supervisor, and of no other.
+//!
+//! States: handler runs → told (TERM went to the handler's group) → handler has ended → the rest may finish, for [`LINGER`] →
+//! the rest is killed → gone, with the handler's own exit code or signal. Invariant: it ends when nothing is left below it, so
+//! whoever waits for the supervisor has waited for all of it.
+//!
+//! It is the same binary, started by the child that the daemon forks (see [`Supervisor::split`]); it has no memory, variable or
+//! descriptor of the daemon's. Who has the handler's rights can kill it; then the handler dies too, but not what left the handler.
+
+mod descendants;
+mod process;
+mod split;
+
+use std::ffi::{CString, NulError};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+pub use process::main;
+
+/// How long the rest may go on after the handler has ended (a pipeline's last part may still flush).
+const LINGER: Duration = Duration::from_millis(500);
+
+/// The signal that means [`Order::Kill`].
+const KILL: Signal = Signal::SIGQUIT;
+
+/// How supervisors are started.
+#[derive(Debug, Clone)]
+pub struct Supervisor {
+    program: Arc<CString>,
+    verb: Arc<CString>,
+}
+
+impl Supervisor {
+    /// They are `program verb …`, which has to call [`main`] with what follows the verb. `/proc/self/exe` is this binary, also
+    /// after it was replaced on disk.
+    ///
+    /// # Errors
+    /// When one of them holds a NUL.
+    pub fn new(program: &Path, verb: &str) -> Result<Self, NulError> {
+        Ok(Self {
+            program: Arc::new(CString::new(program.as_os_str().as_bytes())?),
+            verb: Arc::new(CString::new(verb)?),
+        })
+    }
+}
+
+/// What a supervisor is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// TERM to the handler's process group.
+    Term,
+    /// KILL to everything.
+    Kill,
+}
+
+/// Tells the supervisor `pid`, which nobody must have reaped. To one that is gone nothing is said, which is as good.
+pub(crate) fn tell(pid: Pid, order: Order) {
+    let _ = match order {
+        Order::Term => kill(pid, Signal::SIGTERM),
+        Order::Kill => kill(pid, KILL),
+    };
+    // A handler that stops everything it can reach has stopped this one too.
+    let _ = kill(pid, Signal::SIGCONT);
+}
+
+/// The handler of the supervisor `pid`; `None` for a moment after its start.
+pub(crate) fn handler_of(pid: i32) -> Option<i32> {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+    line.split('\0').nth(2)?.parse().ok()
+}
