@@ -21,7 +21,7 @@ use tokio::time::sleep;
 use super::{Executor, Task};
 use crate::guard::register_self;
 use crate::settings::DEFAULT_PATH;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Deaf, Supervisor};
 
 /// What passes by itself is tried again this often: a program that is just being written, a guard that is being replaced.
 const TRIES: u32 = 60;
@@ -119,6 +119,7 @@ pub(super) fn pid_of(child: &Child) -> Option<Pid> {
 
 /// The child's last steps: it becomes the supervisor, and a child of it the handler.
 fn prepare_child(guard: Option<RawFd>, supervisor: &Supervisor) -> io::Result<()> {
+    let deaf = Deaf::become_deaf()?;
     // Ours all close on exec, but this daemon may itself have been started with others. Linux before 5.11 cannot do this
     // and passes those on. Called by number: the C library has it only lately.
     // SAFETY: the call only sets a flag of descriptors and takes no pointer.
@@ -132,7 +133,7 @@ fn prepare_child(guard: Option<RawFd>, supervisor: &Supervisor) -> io::Result<()
         );
     }
     guard.map_or(Ok(()), register_self)?;
-    let handler = supervisor.split(0)?;
+    let handler = supervisor.split(deaf, 0)?;
     handler.release()
 }
 

@@ -24,6 +24,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub use process::main;
+pub(crate) use split::Deaf;
 
 /// How long the rest may go on after the handler has ended (a pipeline's last part may still flush).
 const LINGER: Duration = Duration::from_millis(500);

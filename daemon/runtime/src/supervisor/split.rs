@@ -14,10 +14,31 @@ use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setpgid};
 
 use super::Supervisor;
 
+/// What a forked child begins with: it has all signals blocked.
+///
+/// A handler of the daemon's must never run in it, and what it is told has to wait until the supervisor can hear it.
+pub(crate) struct Deaf(SigSet);
+
 /// The handler's half of a process that was split.
 pub(crate) struct Below {
     supervisor: Pid,
     signals: SigSet,
+}
+
+impl Deaf {
+    /// Blocks all signals.
+    ///
+    /// # Errors
+    /// That of the system call.
+    pub(crate) fn become_deaf() -> io::Result<Self> {
+        let mut before = SigSet::empty();
+        sigprocmask(
+            SigmaskHow::SIG_SETMASK,
+            Some(&SigSet::all()),
+            Some(&mut before),
+        )?;
+        Ok(Self(before))
+    }
 }
 
 impl Supervisor {
@@ -27,14 +48,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Those of the system calls.
-    pub(crate) fn split(&self, cpu: u32) -> io::Result<Below> {
-        // Blocked signals stay blocked in the supervisor, where they wait for it. A handler of the daemon's must never run here.
-        let mut signals = SigSet::empty();
-        sigprocmask(
-            SigmaskHow::SIG_SETMASK,
-            Some(&SigSet::all()),
-            Some(&mut signals),
-        )?;
+    pub(crate) fn split(&self, Deaf(signals): Deaf, cpu: u32) -> io::Result<Below> {
         prctl::set_child_subreaper(true)?;
         let supervisor = getpid();
         // SAFETY: the process has one thread (it is itself the child of a fork), and both halves only do what the head of this
@@ -55,6 +69,8 @@ impl Supervisor {
 
     /// Becomes the supervisor of `handler`.
     fn supervise(&self, handler: Pid, cpu: u32) -> ! {
+        // Both do it: whoever comes first needs the group.
+        let _ = setpgid(handler, handler);
         close_all();
         let (pid, cpu) = (number(handler.as_raw().unsigned_abs()), number(cpu));
         let argv = [
