@@ -256,6 +256,8 @@ pub(crate) enum JobCommand {
     List(ListArguments),
     /// Everything about one job: state, what it waits for, attempts, errors, log
     Show { id: Uuid },
+    /// Why a job stands where it stands, what would release it, and what has happened to it
+    Explain { id: Uuid },
     /// Waits until a job ended, and prints its result
     Wait {
         id: Uuid,

@@ -5,6 +5,7 @@ mod bulk;
 mod cluster;
 mod commands;
 mod daemon;
+mod explain;
 mod house;
 mod isolation;
 mod passwords;

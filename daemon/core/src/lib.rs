@@ -8,6 +8,7 @@ pub mod breaker;
 pub mod claim;
 pub mod crew;
 pub mod drain;
+pub mod explain;
 pub mod ids;
 pub mod lease;
 pub mod model;

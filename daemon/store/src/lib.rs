@@ -8,6 +8,7 @@ pub mod bulk;
 pub mod claim;
 pub mod cluster;
 pub mod error;
+pub mod explain;
 pub mod finish;
 mod hosts;
 mod look;

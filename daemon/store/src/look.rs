@@ -199,7 +199,7 @@ fn first_id_at(ms: u64) -> Uuid {
     uuid::Builder::from_unix_timestamp_millis(ms, &[0; 10]).into_uuid()
 }
 
-fn missing(what: &str, id: Uuid) -> StoreError {
+pub(crate) fn missing(what: &str, id: Uuid) -> StoreError {
     StoreError::Refused {
         code: "TN005".to_owned(),
         message: format!("no {what} {id}"),
@@ -209,7 +209,12 @@ fn missing(what: &str, id: Uuid) -> StoreError {
 
 /// A time as a text in UTC, under its own name.
 pub(crate) fn time(column: &str) -> String {
-    format!("to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {column}")
+    format!("{} AS {column}", time_text(column))
+}
+
+/// A time as a text in UTC.
+pub(crate) fn time_text(time: &str) -> String {
+    format!("to_char({time} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')")
 }
 
 fn job_line_columns() -> String {

@@ -1,10 +1,10 @@
-//! `tenure job`: list, show, wait, cancel, retry.
+//! `tenure job`: list, show, explain, wait, cancel, retry.
 
 use serde::Serialize;
 use tenure_store::cluster::Retried;
 use tenure_store::view::{Attempt, Job, JobFilter, JobLine};
 
-use super::{Acted, Context, waiting};
+use super::{Acted, Context, explain, waiting};
 use crate::arguments::{JobCommand, ListArguments};
 use crate::output::{Failure, Report, View};
 
@@ -16,6 +16,7 @@ pub(super) async fn job(context: &Context, command: JobCommand) -> Result<(), Fa
             .output
             .print(&Jobs(session.jobs(&filter(arguments)).await?)),
         JobCommand::Show { id } => context.output.print(&Shown(session.job(id).await?)),
+        JobCommand::Explain { id } => explain::explain(context, &session, id).await,
         JobCommand::Wait { id, timeout } => waiting::for_end(context, session, id, timeout).await,
         JobCommand::Cancel { id, reason } => {
             let status = session

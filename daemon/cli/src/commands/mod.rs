@@ -9,6 +9,7 @@ mod connection;
 mod dead;
 mod demo;
 mod enqueue;
+mod explain;
 mod job;
 mod migrate;
 mod payload;
