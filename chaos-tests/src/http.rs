@@ -28,7 +28,7 @@ fn ask(port: u16, what: &str, body: &str, limit: Duration) -> Option<(u16, Strin
     stream.set_read_timeout(Some(limit)).ok()?;
     let length = body.len();
     let request = format!(
-        "{what} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{what} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).ok()?;
     let mut text = String::new();

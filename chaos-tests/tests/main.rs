@@ -3,7 +3,8 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    clippy::print_stderr
+    clippy::print_stderr,
+    clippy::print_stdout
 )]
 
 mod astray;
@@ -16,6 +17,7 @@ mod durability;
 mod everything;
 mod managed;
 mod obstacles;
+mod open;
 mod outages;
 mod persons;
 mod processes;

@@ -24,38 +24,10 @@ use crate::guard::Guard;
 use crate::held::{Held, Statement};
 use crate::open::OpenJobs;
 
+pub(crate) use crate::orders::Order;
+
 /// How long a job that was claimed and could not start is left to others.
 const NOT_AT_ONCE: Duration = Duration::from_secs(1);
-
-/// What the heart is to say to the database.
-#[derive(Debug)]
-pub(crate) enum Order {
-    /// Become a worker.
-    Register {
-        /// For the answer.
-        asked_at: Mono,
-    },
-    /// Say everything in a new epoch.
-    Reattach {
-        /// As whom.
-        worker: WorkerId,
-        /// For the answer.
-        asked_at: Mono,
-    },
-    /// A heartbeat.
-    Beat {
-        /// Of whom.
-        worker: WorkerId,
-        /// In which epoch.
-        epoch: Epoch,
-        /// Its number.
-        beat: Beat,
-        /// Claim calls up to this one are settled.
-        settled: Call,
-        /// Of these, those that still have jobs.
-        open: Vec<Call>,
-    },
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -236,20 +208,37 @@ impl Leases {
         &self.open
     }
 
-    /// The lease of this run has a time of its own now: it is open, and no run of this worker any more.
-    pub(crate) fn opened(&self, held: &Arc<Held>, section: &Arc<str>, left: Duration) {
-        self.open.add(held, section, left);
-        self.let_go(held.token());
+    /// The lease of this run has a time of its own, as was answered to this worker in this epoch: it is open, and no run of this worker
+    /// any more. `false`: it is another epoch by now, which may have lost that time; it has to be given again.
+    #[must_use]
+    pub(crate) fn opened(
+        &self,
+        by: (WorkerId, Epoch),
+        held: &Arc<Held>,
+        section: &Arc<str>,
+        left: Duration,
+    ) -> bool {
+        let mut counts = false;
+        self.with(|state| {
+            counts = state.keeper.member() == Some(by);
+            if counts {
+                self.open.add(held, section, left);
+                self.forget(state, held.token());
+            }
+        });
+        counts
     }
 
     /// This run is not for this worker to end.
     pub(crate) fn let_go(&self, token: Token) {
-        self.with(|state| {
-            state.running.remove(&token);
-            self.take_in(state, Event::Ended { token });
-            let tokens = vec![token];
-            self.take_in(state, Event::Confirmed { tokens });
-        });
+        self.with(|state| self.forget(state, token));
+    }
+
+    fn forget(&self, state: &mut State, token: Token) {
+        state.running.remove(&token);
+        self.take_in(state, Event::Ended { token });
+        let tokens = vec![token];
+        self.take_in(state, Event::Confirmed { tokens });
     }
 
     /// The database has answered about these ends, which `worker` said in `epoch`: they hold, or they are history. `false`: it is

@@ -24,6 +24,7 @@ mod leases;
 mod lookout;
 mod marks;
 mod open;
+mod orders;
 mod service;
 pub mod settings;
 mod speaker;

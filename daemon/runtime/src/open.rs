@@ -239,10 +239,11 @@ pub(crate) async fn accept(
     loop {
         let stopped = *stop.borrow_and_update() != Stop::No;
         match hold_once(bench, held, accepts.hold).await {
-            Ok(Some(left)) => {
-                bench.leases.opened(held, &route.section, left);
-                events::accepted(&route.job_type);
-                return;
+            Ok(Some((by, left))) => {
+                if bench.leases.opened(by, held, &route.section, left) {
+                    events::accepted(&route.job_type);
+                    return;
+                }
             }
             // It has ended by a word that came before its 202 did, or its lease was taken.
             Ok(None) => break,
@@ -260,12 +261,12 @@ pub(crate) async fn accept(
     bench.leases.open().not_accepted(&route.section);
 }
 
-/// How long its lease stands now; `None`: it is gone.
+/// How long its lease stands now, and to whom that was answered; `None`: it is gone.
 async fn hold_once(
     bench: &Bench,
     held: &Arc<Held>,
     length: Duration,
-) -> Result<Option<Duration>, StoreError> {
+) -> Result<Option<((WorkerId, Epoch), Duration)>, StoreError> {
     let (worker, epoch) = bench.leases.member().ok_or_else(not_a_member)?;
     let hold = Hold {
         job: held.job.id,
@@ -280,7 +281,7 @@ async fn hold_once(
         Ok(answers) => Ok(answers
             .first()
             .filter(|answer| answer.stands)
-            .map(|answer| answer.left.unwrap_or(length))),
+            .map(|answer| ((worker, epoch), answer.left.unwrap_or(length)))),
         Err(error) => {
             bench.leases.failed(worker, epoch, &error);
             Err(error)

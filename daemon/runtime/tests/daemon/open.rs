@@ -368,3 +368,33 @@ async fn a_crash_of_the_database_leaves_open_jobs_open() {
     assert_eq!(receiver.tokens.lock().unwrap().len(), 50);
     daemon.stop().await;
 }
+
+/// A switch can lose no more than that a lease stands by itself; the next heartbeat must not take it for an unanswered claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_whose_own_time_was_lost_gets_it_again() {
+    let server = database().await;
+    let mut sql = Sql::connect(server.port(), "app", "postgres").unwrap();
+    let receiver = Receiver::plain().await;
+    let daemon = Running::start(&server, 8, Some(receiver.rule(Accepts::default())));
+    let jobs: Vec<Uuid> = (0..10).map(|_| enqueue(&mut sql)).collect();
+    accepted(&mut sql, 10).await;
+    let tokens = receiver.tokens.lock().unwrap().clone();
+    sql.run("UPDATE tenure.lease SET until = NULL; DELETE FROM tenure.here")
+        .unwrap();
+    let settled = "SELECT gate || epoch_no FROM tenure.cluster";
+    until(&mut sql, settled, "open2").await;
+    let beat: i64 = one(&mut sql, "SELECT max(beat) FROM tenure.beat")
+        .parse()
+        .unwrap();
+    let two_more = format!("SELECT max(beat) > {} FROM tenure.beat", beat + 1);
+    until(&mut sql, &two_more, "t").await;
+    accepted(&mut sql, 10).await;
+    for job in &jobs {
+        daemon
+            .end(*job, receiver.token(*job), done("2"))
+            .await
+            .unwrap();
+    }
+    assert_eq!(*receiver.tokens.lock().unwrap(), tokens, "none came again");
+    daemon.stop().await;
+}
