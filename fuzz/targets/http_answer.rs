@@ -72,7 +72,8 @@ fn assert_verdict(answer: &Answer<'_>, ended: &Ended) {
             assert!(by_status != Verdict::Dead);
         }
         Verdict::Dead => assert_eq!(by_status, Verdict::Dead),
-        Verdict::Stopped => unreachable!("nobody has stopped it"),
+        Verdict::Held => assert_eq!(by_status, Verdict::Held),
+        Verdict::Stopped | Verdict::Crashed => unreachable!("nobody has stopped it"),
     }
 }
 

@@ -16,6 +16,9 @@ use crate::answer::{Answer, Problem, good};
 use crate::jobs::{read, too_large};
 use crate::state::Shared;
 
+/// For whoever got no word of the database.
+const AGAIN: &str = "say it again, to this daemon or another: it counts once";
+
 /// The body of `complete`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,13 +135,19 @@ impl From<Refused> for Problem {
             Refused::Unknown(_) => Self::new(StatusCode::NOT_FOUND, "not_found", message),
             Refused::Stale(_) => Self::new(StatusCode::CONFLICT, "stale", message),
             Refused::Later(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "unconfirmed", message)
-                .hint("say it again, to this daemon or another: it counts once".to_owned()),
+                .hint(AGAIN.to_owned()),
             Refused::Input(_) => Self::input(message),
             Refused::TooLong(..) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message),
             // Another epoch, or a worker that is not known now: the database is being switched, which is over soon.
             Refused::Store(error @ (StoreError::OtherEpoch(_) | StoreError::DeadWorker(_))) => {
                 Self::from(Refused::Later(error.to_string()))
             }
+            Refused::Store(
+                error @ (StoreError::Unreachable(_)
+                | StoreError::Timeout(_)
+                | StoreError::ReadOnly(_)
+                | StoreError::Repeat(_)),
+            ) => Self::from(error).hint(AGAIN.to_owned()),
             Refused::Store(error) => Self::from(error),
         }
     }

@@ -32,8 +32,10 @@ impl Circuits {
     /// What may be asked for.
     pub(crate) fn admits(&self, handler: &str) -> Admits {
         let all = self.all();
-        all.get(handler)
-            .map_or(Admits::All, |breaker| breaker.admits(clock::now()))
+        match all.get(handler) {
+            Some(breaker) if breaker.is_open() => breaker.admits(clock::now()),
+            _ => Admits::All,
+        }
     }
 
     /// Whether a job may start.

@@ -264,3 +264,52 @@ async fn connections_are_reused_and_one_that_was_closed_meanwhile_is_replaced() 
     }
     assert_eq!(connections.load(Ordering::Relaxed), 15);
 }
+
+/// B84: what the head says of the body is not believed, and the status decides.
+#[tokio::test]
+async fn answers_of_any_shape_are_judged_by_their_status() {
+    for (answer, verdict, result) in [
+        (
+            "204 No Content\r\nContent-Length: 5\r\n\r\nhello",
+            Verdict::Done,
+            None,
+        ),
+        (
+            "200 OK\r\nContent-Length: 2\r\n\r\n{}{}{}",
+            Verdict::Done,
+            Some("{}"),
+        ),
+        (
+            "200 OK\r\nContent-Encoding: br\r\nContent-Length: 3\r\n\r\n\u{1}xy",
+            Verdict::Done,
+            Some("\"\\u0001xy\""),
+        ),
+        (
+            "200 OK\r\nContent-Length: 9999999999\r\n\r\n{}",
+            Verdict::RETRY,
+            None,
+        ),
+        (
+            "500 No\r\nContent-Length: 9999999999\r\n\r\n{}",
+            Verdict::RETRY,
+            None,
+        ),
+        (
+            "200 OK\r\nContent-Length: -1\r\n\r\n{}",
+            Verdict::RETRY,
+            None,
+        ),
+        (
+            "422 No\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            Verdict::Dead,
+            None,
+        ),
+        ("99 What\r\n\r\n", Verdict::RETRY, None),
+    ] {
+        let receiver = Receiver::start(Script::Answer(format!("HTTP/1.1 {answer}"))).await;
+        let ended = run(settings(&format!("http://{}/", receiver.address))).await;
+        assert_eq!(ended.verdict, verdict, "{answer:?}: {:?}", ended.error);
+        assert_eq!(ended.result.as_deref(), result, "{answer:?}");
+        assert!(ended.reached, "{answer:?}");
+    }
+}

@@ -129,6 +129,7 @@ async fn the_request_is_the_one_of_the_contract() {
     settings
         .headers
         .insert("Authorization".to_owned(), Secret::new("Bearer x"));
+    settings.callback = Some("http://tenure/v1/jobs/".to_owned());
     let task = Task {
         job_type: "报告%".to_owned(),
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
@@ -155,6 +156,9 @@ async fn the_request_is_the_one_of_the_contract() {
     assert_eq!(header("idempotency-key"), task.job.to_string());
     assert_eq!(header("webhook-id"), task.job.to_string());
     assert_eq!(header("tenure-job-type"), "%E6%8A%A5%E5%91%8A%25");
+    let callback = format!("http://tenure/v1/jobs/{}", task.job);
+    assert_eq!(header("tenure-callback"), callback);
+    assert!(body.contains(&format!(r#""callback":"{callback}""#)));
     assert_eq!(header("tenure-attempt"), "2");
     assert_eq!(header("tenure-token"), task.token.to_string());
     assert_eq!(header("traceparent"), task.traceparent.unwrap());
