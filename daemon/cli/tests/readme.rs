@@ -54,6 +54,7 @@ fn the_defaults_in_the_document_are_the_ones_in_force() {
             "## [[pools]]" => "[[pools]]\nname = 'p'\njob_types = ['p']\nconcurrency = 1",
             "## [handlers.NAME]" => "[handlers.a]",
             "### exec" => "[handlers.a.exec]\ncommand = ['true']",
+            "### process" => "[handlers.c.process]\ncommand = ['true']",
             "### http" => "[handlers.b.http]\nurl = 'http://localhost/'",
             "### retry" => "[handlers.a.retry]",
             "## Variables" => break,
@@ -133,6 +134,10 @@ fn the_example_handlers_do_their_work() {
         http = {{ url = "http://127.0.0.1:8080/", secret_file = "secret" }}
         [handlers.forged]
         http = {{ url = "http://127.0.0.1:8080/" }}
+        [handlers.render]
+        http = {{ url = "http://127.0.0.1:8081/" }}
+        [api]
+        public_url = "http://127.0.0.1:7171"
         [handlers."*".retry]
         delay = "1s"
         "#
@@ -143,7 +148,8 @@ fn the_example_handlers_do_their_work() {
         r#"
         export ARCHIVE_DIR={folder} TENURE_DATABASE__URL=$DATABASE_URL
         PORT=8080 WEBHOOK_SECRET_FILE=secret node {ROOT}/handlers/examples/node/server.js &
-        tenure --config tenure.toml run &
+        PORT=8081 {ROOT}/handlers/examples/python/later.py 2> receiver.log &
+        tenure --config tenure.toml run --set api.listen=127.0.0.1:7171 &
         wait_for() {{ tenure --output json job wait "$1" || true; }}
         archived=$(tenure enqueue archive --data '{{"n": 1.50}}')
         given=$(tenure enqueue points --data '{{"account": "ann", "points": 5}}')
@@ -153,11 +159,24 @@ fn the_example_handlers_do_their_work() {
         wait_for $(tenure enqueue count-words --data @text.json)
         wait_for $(tenure enqueue count-words --data '{{}}')
         wait_for $(tenure enqueue forged --max-attempts 1)
+        wait_for $(tenure enqueue render --data '{{"pages": 30}}')
+        wait_for $(tenure enqueue render --data '{{}}')
         grep -c '"data":{{"n": 1.50}}' $archived.json
         "#
     )));
     let lines: Vec<&str> = said.out.lines().collect();
-    let [archived, given, nobody, counted, textless, forged, kept] = lines[..] else {
+    let [
+        archived,
+        given,
+        nobody,
+        counted,
+        textless,
+        forged,
+        rendered,
+        pageless,
+        kept,
+    ] = lines[..]
+    else {
         panic!("{}{}", said.out, said.err);
     };
     let job = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
@@ -166,7 +185,9 @@ fn the_example_handlers_do_their_work() {
     assert_eq!(kept, "1", "the data went through byte for byte");
     assert_eq!(job(given)["data"]["result"], json!({"points": 6}));
     assert_eq!(job(counted)["data"]["result"], json!({"words": 3}));
+    assert_eq!(job(rendered)["data"]["result"], json!({"pages": 30}));
     for (line, why) in [
+        (pageless, "wrong data: KeyError('pages')"),
         (nobody, "there is no account 'nobody'"),
         (textless, "422"),
         (forged, "401"),
@@ -180,22 +201,29 @@ fn the_example_handlers_do_their_work() {
 struct Place {
     folder: TempDir,
     url: String,
-    port: String,
+    /// In place of those that the texts name.
+    ports: [(&'static str, String); 3],
 }
 
 impl Place {
     fn new(house: &House) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let free = ["8080", "8081", "7171"]
+            .map(|named| (named, TcpListener::bind("127.0.0.1:0").unwrap()));
         Self {
             folder: tempfile::tempdir().unwrap(),
             url: house.server.url("app", "postgres"),
-            port: free.local_addr().unwrap().port().to_string(),
+            ports: free.map(|(named, free)| (named, free.local_addr().unwrap().port().to_string())),
         }
     }
 
     fn fit(&self, text: &str) -> String {
-        text.replace("postgres://postgres@localhost/app", &self.url)
-            .replace("8080", &self.port)
+        let text = text.replace("postgres://postgres@localhost/app", &self.url);
+        // With what stands before it, so that no number is taken for a port.
+        self.ports.iter().fold(text, |text, (named, port)| {
+            [":", "PORT=", "listen("].iter().fold(text, |text, before| {
+                text.replace(&format!("{before}{named}"), &format!("{before}{port}"))
+            })
+        })
     }
 
     fn write(&self, name: &str, body: &str) {
