@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use tenure_protocol::verdict::Ended;
-use tenure_runtime::exec::{Executor, Handler, Limits, Stop, Task};
+use tenure_runtime::exec::{Executor, Folders, Handler, Limits, Stop, Task};
 use tenure_runtime::guard::{self, Guard};
 use tenure_runtime::settings::ExecSettings;
 use tenure_runtime::supervisor::{self, Supervisor};
@@ -75,6 +75,7 @@ async fn attempt(guard: &Guard, script: &str, timeout: Duration) -> Ended {
         command: ["sh", "-c", script].map(str::to_owned).to_vec(),
         cwd: None,
         env: Vec::new(),
+        confinement: Box::default(),
         timeout,
         kill_grace: Duration::from_secs(1),
         exit_codes: BTreeMap::new(),
@@ -97,6 +98,7 @@ async fn attempt(guard: &Guard, script: &str, timeout: Duration) -> Ended {
         guard: Some(guard.clone()),
         supervisor: Supervisor::new(Path::new("/proc/self/exe"), "supervise")
             .expect("there is no NUL in it"),
+        folders: Folders::default(),
         limits: Limits {
             result: 4096,
             log: 4096,

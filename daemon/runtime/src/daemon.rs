@@ -24,7 +24,7 @@ use crate::clock;
 use crate::completions::Completions;
 use crate::dispatch::Dispatcher;
 use crate::ends::{Ends, QUEUES};
-use crate::exec::{Executor, Limits as OutputLimits};
+use crate::exec::{Executor, Folders, Limits as OutputLimits};
 use crate::guard::{self, Guard, GuardError};
 use crate::heart::{self, Heart};
 use crate::journal::{Journal, JournalError};
@@ -229,6 +229,9 @@ impl Daemon {
                 guard,
                 supervisor: Supervisor::new(Path::new("/proc/self/exe"), "supervise")
                     .map_err(|_| DaemonError::Task("supervisor"))?,
+                folders: tokio::task::spawn_blocking(Folders::in_tmpdir)
+                    .await
+                    .unwrap_or_default(),
                 limits: OutputLimits {
                     result: self.settings.worker.max_result,
                     log: self.settings.worker.log_tail,

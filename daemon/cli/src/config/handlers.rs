@@ -15,6 +15,7 @@ use tenure_runtime::settings::{
 };
 
 use super::binary;
+use super::confinement::Keys;
 use super::resolve::Check;
 use super::schema::{
     AfterLostCommitsName, DurabilityName, ExecSection, ExitName, HandlerSection, HttpSection,
@@ -150,10 +151,19 @@ fn process(check: &mut Check<'_>, name: &str, section: &ProcessSection) -> Proce
         );
     }
     let count = |count: Count| usize::try_from(count.0).unwrap_or(usize::MAX);
+    let confinement = Keys {
+        section: ["handlers", name, "process"],
+        user: section.user.as_ref(),
+        group: section.group.as_ref(),
+        nice: section.nice,
+        private_tmp: section.private_tmp,
+        limits: &section.limits,
+    };
     ProcessSettings {
         command: section.command.clone(),
         cwd: section.cwd.clone(),
         env: section.env.clone(),
+        confinement: Box::new(confinement.resolve(check)),
         processes: count(section.processes),
         concurrency: count(section.concurrency),
         timeout: check.positive(&path("timeout"), section.timeout.0),
@@ -198,10 +208,19 @@ fn exec(check: &mut Check<'_>, name: &str, section: &ExecSection) -> ExecSetting
             }
         };
     }
+    let confinement = Keys {
+        section: ["handlers", name, "exec"],
+        user: section.user.as_ref(),
+        group: section.group.as_ref(),
+        nice: section.nice,
+        private_tmp: section.private_tmp,
+        limits: &section.limits,
+    };
     ExecSettings {
         command: section.command.clone(),
         cwd: section.cwd.clone(),
         env: section.env.clone(),
+        confinement: Box::new(confinement.resolve(check)),
         timeout: check.positive(&path("timeout"), section.timeout.0),
         kill_grace: section.kill_grace.0,
         exit_codes,

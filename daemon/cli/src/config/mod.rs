@@ -5,6 +5,7 @@
 
 mod address;
 mod binary;
+mod confinement;
 mod handlers;
 mod locate;
 mod problem;

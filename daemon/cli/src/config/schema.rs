@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::confinement::{LimitsSection, Name, Nice};
 use super::value::{Count, Size, Span};
 
 #[derive(Debug, Default, Deserialize)]
@@ -118,6 +119,16 @@ pub(crate) struct ExecSection {
     pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
     pub(crate) env: Vec<String>,
+    #[serde(default)]
+    pub(crate) user: Option<Name>,
+    #[serde(default)]
+    pub(crate) group: Option<Name>,
+    #[serde(default)]
+    pub(crate) nice: Option<Nice>,
+    #[serde(default)]
+    pub(crate) private_tmp: bool,
+    #[serde(default)]
+    pub(crate) limits: LimitsSection,
     #[serde(default = "an_hour")]
     pub(crate) timeout: Span,
     #[serde(default = "ten_seconds")]
@@ -174,6 +185,16 @@ pub(crate) struct ProcessSection {
     pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
     pub(crate) env: Vec<String>,
+    #[serde(default)]
+    pub(crate) user: Option<Name>,
+    #[serde(default)]
+    pub(crate) group: Option<Name>,
+    #[serde(default)]
+    pub(crate) nice: Option<Nice>,
+    #[serde(default)]
+    pub(crate) private_tmp: bool,
+    #[serde(default)]
+    pub(crate) limits: LimitsSection,
     #[serde(default = "one")]
     pub(crate) processes: Count,
     #[serde(default = "one")]

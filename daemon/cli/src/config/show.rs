@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tenure_runtime::settings::{
-    AfterLostCommits, ExitMeaning, HandlerKind, Handlers, LogFormat, Pooler, Rule, Secret, Settings,
+    AfterLostCommits, ExitMeaning, HandlerKind, Handlers, LogFormat, Pooler, ProcessLimits, Rule,
+    Secret, Settings,
 };
 
 use super::address;
@@ -83,6 +84,11 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
                 "command": exec.command,
                 "cwd": exec.cwd,
                 "env": exec.env,
+                "user": exec.confinement.account.as_ref().map(|account| &account.name),
+                "group": exec.confinement.account.as_ref().map(|account| account.group),
+                "nice": exec.confinement.nice,
+                "private_tmp": exec.confinement.private_tmp,
+                "limits": limits(&exec.confinement.limits),
                 "timeout": span(exec.timeout),
                 "kill_grace": span(exec.kill_grace),
                 "exit_codes": exec.exit_codes.iter().map(|(code, meaning)| (code.to_string(), meant(*meaning).into())).collect::<Map<_, _>>(),
@@ -114,6 +120,11 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
                 "command": process.command,
                 "cwd": process.cwd,
                 "env": process.env,
+                "user": process.confinement.account.as_ref().map(|account| &account.name),
+                "group": process.confinement.account.as_ref().map(|account| account.group),
+                "nice": process.confinement.nice,
+                "private_tmp": process.confinement.private_tmp,
+                "limits": limits(&process.confinement.limits),
                 "processes": process.processes,
                 "concurrency": process.concurrency,
                 "timeout": span(process.timeout),
@@ -136,6 +147,27 @@ fn one(handlers: &Handlers, rule: &Rule) -> Value {
         "after_lost_commits": match handler.after_lost_commits { AfterLostCommits::Keep => "keep", AfterLostCommits::Rerun => "rerun" },
         "durability": handler.durability,
     })
+}
+
+/// Those that there are.
+fn limits(limits: &ProcessLimits) -> Value {
+    let bytes = |limit: Option<u64>| {
+        limit
+            .and_then(|limit| usize::try_from(limit).ok())
+            .map(|limit| Value::from(size(limit)))
+    };
+    let all = [
+        ("cpu", limits.cpu.map(|cpu| span(cpu).into())),
+        ("memory", bytes(limits.memory)),
+        ("processes", limits.processes.map(Value::from)),
+        ("open_files", limits.open_files.map(Value::from)),
+        ("file_size", bytes(limits.file_size)),
+        ("output", bytes(limits.output)),
+    ];
+    let said = all
+        .into_iter()
+        .filter_map(|(key, limit)| Some((key.to_owned(), limit?)));
+    Value::Object(said.collect())
 }
 
 fn meant(meaning: ExitMeaning) -> &'static str {

@@ -279,8 +279,40 @@ fn mistakes_are_named_with_file_line_key_and_what_was_expected() {
             "tenure.toml:4: handlers.\"a.*\".exec.cmd: unknown key",
         ),
         (
-            "[handlers.a]\nprocess = { command = [\"true\"] }",
-            "tenure.toml:4: handlers.a.process: unknown key",
+            "[handlers.a]\nprocess = { command = [\"true\"], exit_codes = {} }",
+            "tenure.toml:4: handlers.a.process.exit_codes: unknown key",
+        ),
+        (
+            "[handlers.a]\nexec = { command = [\"true\"], limits = { memory = \"512MB\" } }",
+            "tenure.toml:4: handlers.a.exec.limits.memory: ",
+        ),
+        (
+            "[handlers.a]\nexec = { command = [\"true\"], limits = { cpus = \"60s\" } }",
+            "tenure.toml:4: handlers.a.exec.limits.cpus: unknown key",
+        ),
+        (
+            "[handlers.a]\nexec = { command = [\"true\"], limits = { cpu = \"10ms\" } }",
+            "tenure.toml:4: handlers.a.exec.limits.cpu: at least a second",
+        ),
+        (
+            "[handlers.a]\nprocess = { command = [\"true\"], limits = { output = \"1MiB\" } }",
+            "tenure.toml:4: handlers.a.process.limits.output: is for exec only",
+        ),
+        (
+            "[handlers.a]\nexec = { command = [\"true\"], user = \"no-such-user\" }",
+            "tenure.toml:4: handlers.a.exec.user: there is no user \"no-such-user\"",
+        ),
+        (
+            "[handlers.a]\nexec = { command = [\"true\"], group = \"no-such-group\" }",
+            "tenure.toml:4: handlers.a.exec.group: there is no group \"no-such-group\"",
+        ),
+        (
+            "[handlers.a]\nexec = { command = [\"true\"], user = 4000000 }",
+            "tenure.toml:4: handlers.a.exec.user: the user 4000000 has no entry",
+        ),
+        (
+            "[handlers.a]\nexec = { command = [\"true\"], nice = 20 }",
+            "tenure.toml:4: handlers.a.exec.nice: found 20",
         ),
         (
             "[handlers.a]\nexec = { command = [\"no-such-program\"] }",

@@ -6,12 +6,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use nix::libc;
 use nix::sys::signal::Signal as Number;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
+
+use crate::settings::{Exceeded, ProcessLimits};
 
 /// How often the child is looked at where the system gives no signal handler.
 const LOOK: Duration = Duration::from_millis(50);
@@ -68,6 +71,15 @@ impl How {
                 (None, None) => Self::Unknown(status.to_string()),
             },
             Err(error) => Self::Unknown(error.to_string()),
+        }
+    }
+
+    /// Which limit of the kernel's ended it.
+    pub(super) fn exceeded(&self, limits: &ProcessLimits) -> Option<Exceeded> {
+        match self {
+            Self::Signal(libc::SIGXCPU) => limits.cpu.map(|_| Exceeded::Cpu),
+            Self::Signal(libc::SIGXFSZ) => limits.file_size.map(|_| Exceeded::FileSize),
+            _ => None,
         }
     }
 

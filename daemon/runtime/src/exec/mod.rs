@@ -5,10 +5,13 @@
 //! answered for it goes on with other jobs; so whatever the answer is used for, no second handler of the job can meet the first.
 
 mod client;
+mod confine;
 mod exit;
+mod folder;
 mod http;
 mod process;
 mod spawn;
+mod started;
 mod subprocess;
 mod tree;
 
@@ -26,6 +29,7 @@ use crate::settings::{ExecSettings, HandlerKind};
 use crate::supervisor::Supervisor;
 
 pub use client::Clients;
+pub use folder::Folders;
 #[cfg(fuzzing)]
 pub(crate) use http::answered;
 pub use http::{HttpHandler, PrepareError};
@@ -165,6 +169,8 @@ pub struct Executor {
     pub guard: Option<Guard>,
     /// How the process between this daemon and each handler is started.
     pub supervisor: Supervisor,
+    /// Where handlers have their temporary files, if they have a place of their own.
+    pub folders: Folders,
     /// What is kept of their words.
     pub limits: Limits,
 }

@@ -7,7 +7,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,10 +18,12 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
+use super::confine::Confined;
+use super::started::{Started, With, pipe};
 use super::{Executor, Task};
 use crate::guard::register_self;
-use crate::settings::DEFAULT_PATH;
-use crate::supervisor::{Deaf, Supervisor};
+use crate::settings::{Confinement, DEFAULT_PATH};
+use crate::supervisor::{Deaf, Told};
 
 /// What passes by itself is tried again this often: a program that is just being written, a guard that is being replaced.
 const TRIES: u32 = 60;
@@ -35,6 +37,8 @@ pub(super) struct Program<'a> {
     pub(super) cwd: Option<&'a Path>,
     /// Names of the daemon's environment variables that it gets.
     pub(super) env: &'a [String],
+    /// As whom it runs, and what it may use.
+    pub(super) confinement: &'a Confinement,
     /// Further variables.
     pub(super) own: Vec<(String, OsString)>,
 }
@@ -53,11 +57,11 @@ pub(super) async fn spawn(
     executor: &Executor,
     program: &Program<'_>,
     mut given_up: impl FnMut() -> Option<String>,
-) -> Result<Child, NotSpawned> {
+) -> Result<Started, NotSpawned> {
     let mut tries = 1;
     loop {
         let error = match try_spawn(executor, program) {
-            Ok(child) => return Ok(child),
+            Ok(started) => return Ok(started),
             Err(error) => error,
         };
         if tries == TRIES || !passes(&error) {
@@ -71,7 +75,7 @@ pub(super) async fn spawn(
     }
 }
 
-fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Child> {
+fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Started> {
     let (name, args) = program
         .command
         .split_first()
@@ -85,6 +89,15 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Child> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
+    let confinement = program.confinement;
+    let folder = confinement
+        .private_tmp
+        .then(|| executor.folders.make(confinement.account.as_ref()))
+        .transpose()
+        .map_err(|error| io::Error::new(error.kind(), NoFolder(error)))?;
+    if let Some(folder) = &folder {
+        command.env("TMPDIR", folder.path());
+    }
     if let Some(cwd) = program.cwd {
         command.current_dir(cwd);
     }
@@ -94,21 +107,33 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Child> {
         .map(|guard| (guard, guard.registry()));
     let socket = guard.as_ref().map(|(_, registry)| registry.as_raw_fd());
     let supervisor = executor.supervisor.clone();
+    let confined = Confined::new(confinement);
+    let limits = Told::new(&confinement.limits);
+    let (report, reporter) = pipe()?;
+    let report_at = reporter.as_raw_fd();
     // SAFETY: between fork and exec only async-signal-safe things may be done. `prepare_child` makes system calls on
-    // memory of its own stack and of texts that were made before; it takes no lock and allocates nothing. `socket` is open in
-    // the child: `guard` lives until spawn has returned.
+    // memory of its own stack and of texts that were made before; it takes no lock and allocates nothing. `socket` and
+    // `report_at` are open in the child: `guard` and `reporter` live until spawn has returned.
     #[expect(
         unsafe_code,
         reason = "only the child can tell the guard of itself before it is the handler"
     )]
     unsafe {
-        command.pre_exec(move || prepare_child(socket, &supervisor));
+        command.pre_exec(move || {
+            let deaf = Deaf::become_deaf()?;
+            close_on_exec();
+            socket.map_or(Ok(()), register_self)?;
+            let handler = supervisor.split(deaf, &limits, report_at)?;
+            confined.apply()?;
+            handler.release()
+        });
     }
     let child = command.spawn()?;
     if let (Some((guard, registry)), Some(pid)) = (&guard, pid_of(&child)) {
         guard.adopt(pid.as_raw(), registry);
     }
-    Ok(child)
+    let with = With::new(report, folder);
+    Ok(Started { child, with })
 }
 
 /// The process id of `child`; `None` once it was reaped.
@@ -117,11 +142,9 @@ pub(super) fn pid_of(child: &Child) -> Option<Pid> {
     Some(Pid::from_raw(pid))
 }
 
-/// The child's last steps: it becomes the supervisor, and a child of it the handler.
-fn prepare_child(guard: Option<RawFd>, supervisor: &Supervisor) -> io::Result<()> {
-    let deaf = Deaf::become_deaf()?;
-    // Ours all close on exec, but this daemon may itself have been started with others. Linux before 5.11 cannot do this
-    // and passes those on. Called by number: the C library has it only lately.
+/// Ours all close on exec, but this daemon may itself have been started with others.
+fn close_on_exec() {
+    // Linux before 5.11 cannot do this and passes those on. Called by number: the C library has it only lately.
     // SAFETY: the call only sets a flag of descriptors and takes no pointer.
     #[expect(unsafe_code, reason = "there is no safe form of this system call")]
     unsafe {
@@ -132,10 +155,12 @@ fn prepare_child(guard: Option<RawFd>, supervisor: &Supervisor) -> io::Result<()
             libc::CLOSE_RANGE_CLOEXEC,
         );
     }
-    guard.map_or(Ok(()), register_self)?;
-    let handler = supervisor.split(deaf, 0)?;
-    handler.release()
 }
+
+/// There is no folder for temporary files.
+#[derive(Debug, thiserror::Error)]
+#[error("no folder for its temporary files (private_tmp) could be made in TMPDIR: {0}")]
+struct NoFolder(io::Error);
 
 fn environment(program: &Program<'_>) -> Vec<(String, OsString)> {
     let mut variables = vec![("PATH".to_owned(), OsString::from(DEFAULT_PATH))];
@@ -184,7 +209,7 @@ fn explain(error: &io::Error, program: &Program<'_>) -> String {
             "is it installed on this host, is its interpreter, and is there such a directory (cwd)?"
         }
         Some(Errno::EACCES | Errno::EPERM) => {
-            "is it executable for the user that tenure runs as (chmod +x), and on no noexec mount?"
+            "is it executable for the user that it runs as (chmod +x), and on no noexec mount?"
         }
         Some(Errno::ENOEXEC) => "it is no program for this machine, or a script without a #! line",
         Some(Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {

@@ -6,19 +6,22 @@
 
 use std::future::pending;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tenure_protocol::output::{Capped, Output};
 use tenure_protocol::verdict::{Ended, Verdict, exit_verdict, explained, last_line};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::Notify;
 use tokio::time::{sleep_until, timeout};
 
 use super::exit::{Exit, How};
 use super::spawn::{NotSpawned, Program, pid_of, spawn};
+use super::started::Started;
 use super::tree::Tree;
 use super::{Executor, LAPSED, LINGER, Stop, StopSignal, Task, after, next_order, stopped};
 use crate::guard::Guard;
-use crate::settings::ExecSettings;
+use crate::settings::{Exceeded, ExecSettings};
 use crate::supervisor::Order;
 
 /// How often it is said that a process cannot be killed.
@@ -28,6 +31,7 @@ const STUCK: Duration = Duration::from_secs(30);
 enum Told {
     TimedOut,
     Stopped(String),
+    Exceeded(Exceeded),
 }
 
 /// Runs one attempt as a process.
@@ -45,14 +49,15 @@ pub(super) async fn run(
         command: &settings.command,
         cwd: settings.cwd.as_deref(),
         env: &settings.env,
+        confinement: &settings.confinement,
         own: task.variables(&deadline),
     };
     let given_up = || match &*stop.borrow_and_update() {
         Stop::Kill { reason, .. } => Some(reason.clone()),
         Stop::No => None,
     };
-    let mut child = match spawn(executor, &program, given_up).await {
-        Ok(child) => child,
+    let Started { mut child, with } = match spawn(executor, &program, given_up).await {
+        Ok(started) => started,
         Err(NotSpawned::Stopped(reason)) => return stopped(&reason),
         Err(NotSpawned::Refused(why)) => return Ended::because(Verdict::RETRY_LONG, why),
     };
@@ -68,17 +73,18 @@ pub(super) async fn run(
     let mut result = Capped::new(executor.limits.result);
     let mut log = Capped::new(executor.limits.log);
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let meter = Meter::new(settings.confinement.limits.output);
     let told = {
         let mut talk = pin!(async {
             tokio::join!(
                 give(stdin, envelope.as_bytes()),
-                collect(stdout, &mut result),
-                collect(stderr, &mut log)
+                collect(stdout, &mut result, &meter),
+                collect(stderr, &mut log, &meter)
             );
         });
         let mut talking = true;
         let told = tokio::select! {
-            told = life(&tree, settings, task, &mut stop) => told,
+            told = life(&tree, settings, task, &meter, &mut stop) => told,
             never = async {
                 (&mut talk).await;
                 talking = false;
@@ -98,6 +104,14 @@ pub(super) async fn run(
         .guard()
         .is_some_and(|guard| guard.has_lapsed_since(lapses));
     let told = told.or_else(|| lapsed.then(|| Told::Stopped(LAPSED.to_owned())));
+    let exceeded = with
+        .clear_up()
+        .await
+        .or_else(|| how.exceeded(&settings.confinement.limits));
+    let told = match told {
+        Some(Told::Stopped(reason)) => Some(Told::Stopped(reason)),
+        told => exceeded.map(Told::Exceeded).or(told),
+    };
     let (result, log) = (result.finish(), log.finish().text());
     let ended = conclude(&how, told.as_ref(), &result, log.as_deref(), settings, task);
     // A handler that failed and logged nothing may have said why on its standard output.
@@ -118,6 +132,7 @@ async fn life(
     tree: &Tree<'_>,
     settings: &ExecSettings,
     task: &Task,
+    meter: &Meter,
     stop: &mut StopSignal,
 ) -> Option<Told> {
     let mut exit = Exit::of(tree.supervisor());
@@ -137,6 +152,12 @@ async fn life(
                 } else if !killed {
                     next = next.min(kill_at);
                 }
+            }
+            () = meter.over(), if told.is_none() => {
+                tree.tell(Order::Kill);
+                told = Some(Told::Exceeded(Exceeded::Output));
+                killed = true;
+                next = after(STUCK);
             }
             () = sleep_until(next) => {
                 if told.is_none() {
@@ -173,6 +194,10 @@ fn conclude(
             let limit = humantime::format_duration(task.timeout);
             failed(Verdict::RETRY, &format!("timed out after {limit}"))
         }
+        (Some(Told::Exceeded(exceeded)), _) => failed(
+            Verdict::RETRY,
+            &settings.confinement.limits.explain(*exceeded),
+        ),
         (None, How::Exit(code)) => match exit_verdict(*code, &settings.exit_codes) {
             Verdict::Done => Ended::answered(result),
             verdict => failed(verdict, &how.to_string()),
@@ -195,10 +220,44 @@ async fn give(stdin: Option<impl AsyncWrite + Unpin>, envelope: &[u8]) {
 }
 
 /// Reads until all writers have closed the pipe.
-async fn collect(pipe: Option<impl AsyncRead + Unpin>, into: &mut Capped) {
+async fn collect(pipe: Option<impl AsyncRead + Unpin>, into: &mut Capped, meter: &Meter) {
     let Some(mut pipe) = pipe else { return };
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
         into.push(&buffer[..length]);
+        meter.count(length);
+    }
+}
+
+/// Counts what a handler writes.
+struct Meter {
+    limit: Option<u64>,
+    written: AtomicU64,
+    over: Notify,
+}
+
+impl Meter {
+    fn new(limit: Option<u64>) -> Self {
+        Self {
+            limit,
+            written: AtomicU64::new(0),
+            over: Notify::new(),
+        }
+    }
+
+    fn count(&self, length: usize) {
+        let length = u64::try_from(length).unwrap_or(u64::MAX);
+        let written = self
+            .written
+            .fetch_add(length, Ordering::Relaxed)
+            .saturating_add(length);
+        if self.limit.is_some_and(|limit| written > limit) {
+            self.over.notify_one();
+        }
+    }
+
+    /// Answers when more was written than the limit.
+    async fn over(&self) {
+        self.over.notified().await;
     }
 }

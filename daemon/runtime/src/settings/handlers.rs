@@ -10,7 +10,7 @@ use tenure_core::retry::Policy;
 use tenure_protocol::verdict::ExitCodes;
 use tenure_store::claim::Durability;
 
-use super::Secret;
+use super::{Confinement, Secret};
 
 /// Wait after the first failed attempt, where no rule says it.
 pub const DEFAULT_DELAY: Duration = Duration::from_secs(60);
@@ -164,6 +164,8 @@ pub struct ExecSettings {
     pub cwd: Option<PathBuf>,
     /// Names of the daemon's environment variables that the process gets. `PATH` is [`DEFAULT_PATH`] unless it is named.
     pub env: Vec<String>,
+    /// As whom it runs, and what it may use.
+    pub confinement: Box<Confinement>,
     /// From the start of the process until it is ended.
     pub timeout: Duration,
     /// From TERM to KILL.
@@ -181,6 +183,8 @@ pub struct ProcessSettings {
     pub cwd: Option<PathBuf>,
     /// Names of the daemon's environment variables that a process gets. `PATH` is [`DEFAULT_PATH`] unless it is named.
     pub env: Vec<String>,
+    /// As whom each runs, and what each may use.
+    pub confinement: Box<Confinement>,
     /// So many processes at most; at least 1.
     pub processes: usize,
     /// So many jobs at once in each, if the process says that it takes as many; at least 1.
@@ -315,6 +319,7 @@ mod tests {
             command: vec![program.to_owned()],
             cwd: None,
             env: Vec::new(),
+            confinement: Box::default(),
             timeout: Duration::from_secs(3600),
             kill_grace: Duration::from_secs(10),
             exit_codes: BTreeMap::new(),

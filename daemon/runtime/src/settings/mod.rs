@@ -4,6 +4,7 @@
 //! [`Settings`] need not ask again whether it makes sense. Nothing here reads a file, a clock or the environment.
 //! Secrets stand in [`Secret`], which never prints itself.
 
+mod confinement;
 mod handlers;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use tenure_core::pattern::Pattern;
 
+pub use confinement::{Account, Confinement, Exceeded, ProcessLimits};
 pub use handlers::{
     Accepts, AfterLostCommits, Authorities, DEFAULT_DELAY, DEFAULT_HOLD, DEFAULT_MAX_DELAY,
     DEFAULT_PATH, ExecSettings, Handler, HandlerKind, Handlers, HttpSettings, ProcessSettings,

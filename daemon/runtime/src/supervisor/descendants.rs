@@ -1,4 +1,4 @@
-//! Finds and kills what is below a process.
+//! Finds and kills what is below a process, which has to be the calling one.
 
 use std::fs;
 
@@ -20,6 +20,19 @@ pub(super) fn kill_all_below(root: i32) {
             }
         }
     }
+}
+
+/// Everything below `root`, as it is at this moment.
+pub(super) fn all_below(root: i32) -> Vec<i32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(parent) = found.get(next) {
+        let children = children_of(*parent);
+        found.extend(children);
+        next += 1;
+    }
+    found.remove(0);
+    found
 }
 
 /// The children of all threads of `pid`.

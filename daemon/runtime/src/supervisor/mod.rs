@@ -13,6 +13,7 @@
 mod descendants;
 mod process;
 mod split;
+mod usage;
 
 use std::ffi::{CString, NulError};
 use std::os::unix::ffi::OsStrExt as _;
@@ -23,8 +24,12 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::settings::{Exceeded, ProcessLimits};
 pub use process::main;
 pub(crate) use split::Deaf;
+
+/// The descriptor on which it reports, in one byte, which limit was exceeded.
+const REPORT: i32 = 3;
 
 /// How long the rest may go on after the handler has ended (a pipeline's last part may still flush).
 const LINGER: Duration = Duration::from_millis(500);
@@ -76,4 +81,35 @@ pub(crate) fn tell(pid: Pid, order: Order) {
 pub(crate) fn handler_of(pid: i32) -> Option<i32> {
     let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
     line.split('\0').nth(2)?.parse().ok()
+}
+
+/// The limits of one handler, as its supervisor is told them.
+#[derive(Debug, Clone)]
+pub(crate) struct Told([CString; 3]);
+
+impl Told {
+    pub(crate) fn new(limits: &ProcessLimits) -> Self {
+        let text =
+            |limit: Option<u64>| CString::new(limit.unwrap_or(0).to_string()).unwrap_or_default();
+        let cpu = limits.cpu.map(|cpu| cpu.as_secs().max(1));
+        Self([text(cpu), text(limits.memory), text(limits.processes)])
+    }
+}
+
+/// What the byte means that a supervisor reports.
+pub(crate) fn reported(byte: u8) -> Option<Exceeded> {
+    KINDS.into_iter().find(|kind| code(*kind) == byte)
+}
+
+/// What supervisors look after.
+const KINDS: [Exceeded; 3] = [Exceeded::Cpu, Exceeded::Memory, Exceeded::Processes];
+
+fn code(exceeded: Exceeded) -> u8 {
+    match exceeded {
+        Exceeded::Cpu => b'c',
+        Exceeded::Memory => b'm',
+        Exceeded::Processes => b'p',
+        Exceeded::FileSize => b'f',
+        Exceeded::Output => b'o',
+    }
 }

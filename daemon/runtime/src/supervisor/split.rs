@@ -4,6 +4,7 @@
 //! allocation.
 
 use std::io::{self, Write as _};
+use std::os::fd::RawFd;
 use std::ptr::null;
 
 use nix::errno::Errno;
@@ -12,7 +13,7 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setpgid};
 
-use super::Supervisor;
+use super::{REPORT, Supervisor, Told};
 
 /// What a forked child begins with: it has all signals blocked.
 ///
@@ -43,12 +44,16 @@ impl Deaf {
 
 impl Supervisor {
     /// Splits the calling process: it becomes the supervisor, and this returns in a child of it, which leads a process group and
-    /// has all signals blocked until [`Below::release`]. The supervisor gets `cpu` (seconds, 0 is without limit) to tell what
-    /// killed the handler.
+    /// has all signals blocked until [`Below::release`]. The supervisor looks after `limits`, and reports at `report`.
     ///
     /// # Errors
     /// Those of the system calls.
-    pub(crate) fn split(&self, Deaf(signals): Deaf, cpu: u32) -> io::Result<Below> {
+    pub(crate) fn split(
+        &self,
+        Deaf(signals): Deaf,
+        limits: &Told,
+        report: RawFd,
+    ) -> io::Result<Below> {
         prctl::set_child_subreaper(true)?;
         let supervisor = getpid();
         // SAFETY: the process has one thread (it is itself the child of a fork), and both halves only do what the head of this
@@ -56,7 +61,7 @@ impl Supervisor {
         #[expect(unsafe_code, reason = "there is no safe fork")]
         let half = unsafe { fork() }?;
         match half {
-            ForkResult::Parent { child } => self.supervise(child, cpu),
+            ForkResult::Parent { child } => self.supervise(child, limits, report),
             ForkResult::Child => {
                 setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
                 Ok(Below {
@@ -68,16 +73,18 @@ impl Supervisor {
     }
 
     /// Becomes the supervisor of `handler`.
-    fn supervise(&self, handler: Pid, cpu: u32) -> ! {
+    fn supervise(&self, handler: Pid, Told([cpu, memory, processes]): &Told, report: RawFd) -> ! {
         // Both do it: whoever comes first needs the group.
         let _ = setpgid(handler, handler);
-        close_all();
-        let (pid, cpu) = (number(handler.as_raw().unsigned_abs()), number(cpu));
+        close_all_but(report);
+        let pid = number(handler.as_raw().unsigned_abs());
         let argv = [
             c"tenure".as_ptr(),
             self.verb.as_ptr(),
             pid.as_ptr().cast(),
-            cpu.as_ptr().cast(),
+            cpu.as_ptr(),
+            memory.as_ptr(),
+            processes.as_ptr(),
             null(),
         ];
         let environment = [null()];
@@ -133,17 +140,26 @@ fn default_signals() {
     }
 }
 
-/// Closes every descriptor: the handler's pipes end with the handler.
-fn close_all() {
-    // SAFETY: nothing in this process uses a descriptor any more.
+/// Closes every descriptor, so that the handler's pipes end with the handler, but `kept`, which becomes [`REPORT`].
+fn close_all_but(kept: RawFd) {
+    // SAFETY: nothing in this process uses another descriptor any more. A descriptor that dup2 has made stays open over exec.
     #[expect(unsafe_code, reason = "there is no safe form of these calls")]
     unsafe {
-        if libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) == 0 {
+        if kept == REPORT {
+            libc::fcntl(kept, libc::F_SETFD, 0);
+        } else {
+            libc::dup2(kept, REPORT);
+        }
+        for descriptor in 0..REPORT {
+            libc::close(descriptor);
+        }
+        let first = REPORT + 1;
+        if libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) == 0 {
             return;
         }
         // Linux before 5.9.
         let most = libc::sysconf(libc::_SC_OPEN_MAX).clamp(1024, 1 << 20);
-        for descriptor in 0..i32::try_from(most).unwrap_or(1024) {
+        for descriptor in first..i32::try_from(most).unwrap_or(1024) {
             libc::close(descriptor);
         }
     }

@@ -3,6 +3,7 @@
 mod connections;
 mod escapes;
 mod http;
+mod limits;
 mod process;
 mod processes;
 mod stopping;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tenure_protocol::verdict::Ended;
-use tenure_runtime::exec::{Executor, Handler, Limits, Stop, Task};
+use tenure_runtime::exec::{Executor, Folders, Handler, Limits, Stop, Task};
 use tenure_runtime::settings::ExecSettings;
 use tenure_runtime::supervisor::Supervisor;
 use tokio::sync::watch;
@@ -42,6 +43,7 @@ pub(crate) fn executor() -> Executor {
     Executor {
         guard: None,
         supervisor: Supervisor::new(&guarded(), "supervise").unwrap(),
+        folders: Folders::default(),
         limits: Limits {
             result: 64 * 1024,
             log: 16 * 1024,
@@ -54,6 +56,7 @@ pub(crate) fn command(command: &[&str]) -> ExecSettings {
         command: command.iter().map(|part| (*part).to_owned()).collect(),
         cwd: None,
         env: Vec::new(),
+        confinement: Box::default(),
         timeout: BOUND,
         kill_grace: Duration::from_millis(300),
         exit_codes: BTreeMap::new(),

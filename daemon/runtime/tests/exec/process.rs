@@ -29,6 +29,7 @@ fn settings(script: &str) -> ProcessSettings {
         command: ["python3", "-c", &program].map(str::to_owned).to_vec(),
         cwd: None,
         env: Vec::new(),
+        confinement: Box::default(),
         processes: 1,
         concurrency: 1,
         timeout: BOUND,

@@ -30,6 +30,7 @@ use crate::clock;
 use crate::events::{self, ProcessEnd};
 use crate::exec::exit::{Exit, How};
 use crate::exec::spawn::{NotSpawned, Program, pid_of, spawn};
+use crate::exec::started::Started;
 use crate::exec::tree::Tree;
 use crate::exec::{Executor, LAPSED, LINGER, after};
 use crate::supervisor::{Order, handler_of};
@@ -168,6 +169,8 @@ enum End {
     Broke(String),
     /// It was told to go and did.
     Left,
+    /// It was killed for a limit that it went beyond, and which.
+    Exceeded(String),
     /// It had to be killed for a reason outside it.
     Killed(String),
 }
@@ -191,18 +194,19 @@ pub(super) async fn live(fleet: Fleet, member: std::sync::Arc<Member>, executor:
         command: &settings.command,
         cwd: settings.cwd.as_deref(),
         env: &settings.env,
+        confinement: &settings.confinement,
         own: Vec::new(),
     };
     let lapses = executor
         .guard
         .as_ref()
         .map_or(0, crate::guard::Guard::lapses);
-    let mut child = match spawn(&executor, &program, || {
+    let Started { mut child, with } = match spawn(&executor, &program, || {
         fleet.0.closing.is_cancelled().then(String::new)
     })
     .await
     {
-        Ok(child) => child,
+        Ok(started) => started,
         Err(NotSpawned::Stopped(_)) => return fleet.gone(member.id, Gone::Well, ""),
         Err(NotSpawned::Refused(why)) => {
             events::process_gone(&fleet.0.name, 0, 0, ProcessEnd::NotReady, &why);
@@ -229,6 +233,11 @@ pub(super) async fn live(fleet: Fleet, member: std::sync::Arc<Member>, executor:
         .is_some_and(|guard| guard.has_lapsed_since(lapses));
     if lapsed && !matches!(end, End::Left) {
         end = End::Killed(LAPSED.to_owned());
+    }
+    let limits = &settings.confinement.limits;
+    let exceeded = with.clear_up().await.or_else(|| how.exceeded(limits));
+    if let (Some(exceeded), End::Died) = (exceeded, &end) {
+        end = End::Exceeded(limits.explain(exceeded));
     }
     bury(
         &fleet,
@@ -264,6 +273,15 @@ fn bury(
             ProcessEnd::Broke,
             said(&format!("its process broke the protocol: {what}")),
         ),
+        End::Exceeded(what) if was_ready => {
+            (ProcessEnd::Died, said(&format!("its process was {what}")))
+        }
+        End::Exceeded(what) => (
+            ProcessEnd::NotReady,
+            said(&format!(
+                "the process was {what} before it said that it is ready"
+            )),
+        ),
         End::Died if was_ready => (ProcessEnd::Died, said(&format!("its process died, {how}"))),
         End::Broke(what) => (ProcessEnd::NotReady, said(what)),
         End::Died => (
@@ -273,7 +291,7 @@ fn bury(
             )),
         ),
     };
-    let blamed = matches!(end, End::Died | End::Broke(_));
+    let blamed = matches!(end, End::Died | End::Broke(_) | End::Exceeded(_));
     events::process_gone(&fleet.0.name, pid, open.len(), kind, &what);
     let (exit_code, signal) = how.numbers();
     let fate = fate(blamed, open.len());
