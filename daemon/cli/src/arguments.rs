@@ -77,6 +77,17 @@ pub(crate) enum Command {
     Bench(BenchArguments),
     /// Kills and freezes servers and daemons under load, its own servers or those of a test cluster, and says what was lost or ran twice
     Selftest(SelftestArguments),
+    /// Prints a script that completes tenure's commands in a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Prints the man page, or writes those of all commands into a folder
+    Man {
+        /// The folder; it must be there
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// The handler of a self-test; a daemon starts it
     #[command(hide = true)]
     Witness {

@@ -8,6 +8,7 @@ mod daemon;
 mod explain;
 mod house;
 mod isolation;
+mod manual;
 mod passwords;
 mod readme;
 mod selftest;

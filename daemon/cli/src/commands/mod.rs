@@ -11,6 +11,7 @@ mod demo;
 mod enqueue;
 mod explain;
 mod job;
+mod manual;
 mod migrate;
 mod payload;
 mod run;
@@ -71,6 +72,8 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Stats => block_on(stats::stats(context)),
         Command::Bench(arguments) => bench::bench(context, &arguments),
         Command::Selftest(arguments) => selftest::selftest(context, &arguments),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man { dir } => manual::pages(dir.as_deref()),
         // They are no commands of a person.
         Command::Guard { .. } | Command::Witness { .. } => Ok(()),
     }
