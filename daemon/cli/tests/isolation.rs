@@ -162,3 +162,24 @@ fn a_daemon_that_is_the_first_process_reaps_what_loses_its_parent_and_hears_sign
     .unwrap();
     assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn a_person_sees_which_limit_a_job_was_killed_for() {
+    let house = House::new();
+    let (_folder, file) = folder(
+        "[handlers.greedy]\nexec = { command = [\"python3\", \"-c\", \"all = []\\nwhile True: all.append(bytearray(b'x' * (4 << 20)))\"], \
+         private_tmp = true, limits = { memory = \"64MiB\", cpu = \"1h\" } }\n[handlers.greedy.retry]\nmax_attempts = 1\n",
+    );
+    let mut run = house.command(&["run", "--config", file.to_str().unwrap()]);
+    let _daemon = Running(run.stdout(Stdio::null()).spawn().unwrap());
+    let said = house.run(&["enqueue", "greedy", "--wait"]);
+    assert_eq!(said.code, 1, "{}", said.out);
+    let why = "killed for using more memory than limits.memory (64MiB)";
+    assert!(said.err.contains(why), "{}", said.err);
+    let id = said.out.split_whitespace().nth(1).unwrap();
+    let shown = house.ok(&["job", "show", id]);
+    assert!(shown.contains(why), "{shown}");
+    let settings = house.json(&["check-config", "--config", file.to_str().unwrap()]);
+    let exec = &settings["settings"]["handlers"]["greedy"]["exec"];
+    assert_eq!(exec["limits"]["memory"], "64MiB", "{exec}");
+}

@@ -99,6 +99,7 @@ async fn attempt(guard: &Guard, script: &str, timeout: Duration) -> Ended {
         supervisor: Supervisor::new(Path::new("/proc/self/exe"), "supervise")
             .expect("there is no NUL in it"),
         folders: Folders::default(),
+        cgroups: None,
         limits: Limits {
             result: 4096,
             log: 4096,

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::attempt::Bench;
+use crate::cgroup::Cgroups;
 use crate::circuits::Circuits;
 use crate::clock;
 use crate::completions::Completions;
@@ -177,6 +178,12 @@ impl Daemon {
         if !self.wait_for_database(&mut signals).await? {
             return Ok(Outcome::Clean);
         }
+        let settings = Arc::clone(&self.settings);
+        // Before the guard, which is to be where this process is.
+        let cgroups =
+            tokio::task::spawn_blocking(move || Cgroups::for_handlers(&settings.handlers))
+                .await
+                .unwrap_or_default();
         let guard = self.start_guard().await?;
         let ends = Arc::new(Ends::new(journal, std::mem::take(&mut legacy.ends)));
         let (orders_in, orders) = mpsc::channel(64);
@@ -232,6 +239,7 @@ impl Daemon {
                 folders: tokio::task::spawn_blocking(Folders::in_tmpdir)
                     .await
                     .unwrap_or_default(),
+                cgroups,
                 limits: OutputLimits {
                     result: self.settings.worker.max_result,
                     log: self.settings.worker.log_tail,

@@ -4,6 +4,7 @@
 
 mod attach;
 mod attempt;
+pub mod cgroup;
 mod circuits;
 mod claims;
 mod clock;

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::cgroup::Cgroups;
 use crate::guard::Guard;
 use crate::settings::{ExecSettings, HandlerKind};
 use crate::supervisor::Supervisor;
@@ -171,6 +172,8 @@ pub struct Executor {
     pub supervisor: Supervisor,
     /// Where handlers have their temporary files, if they have a place of their own.
     pub folders: Folders,
+    /// Where handlers that have limits have their control groups; `None`: nowhere.
+    pub cgroups: Option<Cgroups>,
     /// What is kept of their words.
     pub limits: Limits,
 }

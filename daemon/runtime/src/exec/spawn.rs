@@ -7,7 +7,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -21,6 +21,7 @@ use tokio::time::sleep;
 use super::confine::Confined;
 use super::started::{Started, With, pipe};
 use super::{Executor, Task};
+use crate::cgroup::Cgroup;
 use crate::guard::register_self;
 use crate::settings::{Confinement, DEFAULT_PATH};
 use crate::supervisor::{Deaf, Told};
@@ -98,6 +99,15 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Started> 
     if let Some(folder) = &folder {
         command.env("TMPDIR", folder.path());
     }
+    let group = executor
+        .cgroups
+        .as_ref()
+        .filter(|_| !confinement.limits.are_none())
+        .map(|groups| groups.make(&confinement.limits))
+        .transpose()
+        .map_err(|error| io::Error::new(error.kind(), NoGroup(error)))?;
+    let entry = group.as_ref().map(Cgroup::entry).transpose()?;
+    let entry_at = entry.as_ref().map(AsRawFd::as_raw_fd);
     if let Some(cwd) = program.cwd {
         command.current_dir(cwd);
     }
@@ -113,7 +123,7 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Started> 
     let report_at = reporter.as_raw_fd();
     // SAFETY: between fork and exec only async-signal-safe things may be done. `prepare_child` makes system calls on
     // memory of its own stack and of texts that were made before; it takes no lock and allocates nothing. `socket` and
-    // `report_at` are open in the child: `guard` and `reporter` live until spawn has returned.
+    // `report_at` are open in the child: `guard` and `reporter` live until spawn has returned, as does `entry`.
     #[expect(
         unsafe_code,
         reason = "only the child can tell the guard of itself before it is the handler"
@@ -124,6 +134,7 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Started> 
             close_on_exec();
             socket.map_or(Ok(()), register_self)?;
             let handler = supervisor.split(deaf, &limits, report_at)?;
+            entry_at.map_or(Ok(()), enter)?;
             confined.apply()?;
             handler.release()
         });
@@ -132,7 +143,7 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Started> 
     if let (Some((guard, registry)), Some(pid)) = (&guard, pid_of(&child)) {
         guard.adopt(pid.as_raw(), registry);
     }
-    let with = With::new(report, folder);
+    let with = With::new(report, folder, group);
     Ok(Started { child, with })
 }
 
@@ -156,6 +167,20 @@ fn close_on_exec() {
         );
     }
 }
+
+/// Enters a control group, with the right of the daemon's user.
+fn enter(entry: RawFd) -> io::Result<()> {
+    // SAFETY: the byte outlives the call, and the descriptor is open: who forked this process holds it until it has spawned.
+    #[expect(unsafe_code, reason = "the descriptor came by its number only")]
+    let written = unsafe { libc::write(entry, b"0".as_ptr().cast(), 1) };
+    Errno::result(written)?;
+    Ok(())
+}
+
+/// There is no control group.
+#[derive(Debug, thiserror::Error)]
+#[error("no control group for its limits could be made: {0}")]
+struct NoGroup(io::Error);
 
 /// There is no folder for temporary files.
 #[derive(Debug, thiserror::Error)]

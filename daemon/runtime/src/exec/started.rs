@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use tokio::process::Child;
 
 use super::folder::Folder;
+use crate::cgroup::Cgroup;
 use crate::settings::Exceeded;
 use crate::supervisor::reported;
 
@@ -21,22 +22,35 @@ pub(super) struct Started {
 pub(super) struct With {
     report: File,
     folder: Option<Folder>,
+    group: Option<Cgroup>,
 }
 
 impl With {
-    /// The supervisor reports at the other end of `report`, and the handler has `folder`.
-    pub(super) fn new(report: OwnedFd, folder: Option<Folder>) -> Self {
+    /// The supervisor reports at the other end of `report`; the handler has `folder` and is in `group`.
+    pub(super) fn new(report: OwnedFd, folder: Option<Folder>, group: Option<Cgroup>) -> Self {
         Self {
             report: report.into(),
             folder,
+            group,
         }
     }
 
     /// Clears up when the supervisor has ended. Says which limit it killed the handler for.
     pub(super) async fn clear_up(mut self) -> Option<Exceeded> {
-        if let Some(folder) = self.folder.take() {
-            // There may be much in it. Where it is not waited for any more, it is removed all the same.
-            let _ = tokio::task::spawn_blocking(move || drop(folder)).await;
+        let group = self.group.take();
+        let out_of_memory = group.as_ref().is_some_and(Cgroup::ran_out_of_memory);
+        let folder = self.folder.take();
+        if folder.is_some() || group.is_some() {
+            // The group first: then nobody is left who could use the folder, in which there may be much. Where this is not waited for
+            // any more, they are removed all the same.
+            let removed = move || {
+                drop(group);
+                drop(folder);
+            };
+            let _ = tokio::task::spawn_blocking(removed).await;
+        }
+        if out_of_memory {
+            return Some(Exceeded::Memory);
         }
         let mut byte = [0];
         // Its only writer has ended, so this does not wait.

@@ -62,6 +62,12 @@ pub enum Exceeded {
 }
 
 impl ProcessLimits {
+    /// Whether there is none.
+    #[must_use]
+    pub fn are_none(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Why a handler was killed, for people.
     #[must_use]
     pub fn explain(&self, exceeded: Exceeded) -> String {

@@ -1,5 +1,6 @@
 //! One attempt, run by a real handler.
 
+mod cgroups;
 mod connections;
 mod escapes;
 mod http;
@@ -44,6 +45,7 @@ pub(crate) fn executor() -> Executor {
         guard: None,
         supervisor: Supervisor::new(&guarded(), "supervise").unwrap(),
         folders: Folders::default(),
+        cgroups: None,
         limits: Limits {
             result: 64 * 1024,
             log: 16 * 1024,
