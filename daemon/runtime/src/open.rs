@@ -310,3 +310,92 @@ pub(crate) async fn watch(db: Db, leases: Arc<Leases>, stop: CancellationToken) 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::held::tests::held;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn section() -> Arc<str> {
+        "later-*".into()
+    }
+
+    #[test]
+    fn a_handler_has_room_for_what_it_has_not_accepted_and_is_not_asked_about() {
+        let open = OpenJobs::default();
+        let (one, other) = (held(), held());
+        assert_eq!(open.room("later-*", 2), 2);
+        open.asks(&section());
+        open.asks(&section());
+        assert_eq!(open.room("later-*", 2), 0);
+        open.add(&one, &section(), HOUR);
+        open.not_accepted("later-*");
+        assert_eq!(open.room("later-*", 2), 1);
+        assert_eq!(open.room("another", 2), 2);
+        open.remove(&[one.token(), one.token(), other.token()]);
+        assert_eq!(open.room("later-*", 2), 2);
+    }
+
+    #[tokio::test]
+    async fn who_found_no_room_is_told_of_it() {
+        let open = OpenJobs::default();
+        let held = held();
+        open.asks(&section());
+        open.add(&held, &section(), HOUR);
+        assert_eq!(open.room("later-*", 1), 0);
+        open.remove(&[held.token()]);
+        open.has_room().await;
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_its_lease_is_made_anew_all_the_same() {
+        let open = OpenJobs::default();
+        let large = |bytes: usize| {
+            let mut held = Arc::try_unwrap(held()).unwrap();
+            held.job.data = format!("\"{}\"", "x".repeat(bytes));
+            Arc::new(held)
+        };
+        let jobs = [large(MOST_BYTES / 2), large(MOST_BYTES / 2), large(10)];
+        for job in &jobs {
+            open.add(job, &section(), HOUR);
+        }
+        let (said, tokens) = open.holds();
+        assert_eq!(tokens.len(), 3);
+        let mut whole = 0;
+        for (said, token) in said.iter().zip(&tokens) {
+            assert!(said.contains(&token.0.to_string()) && said.contains(r#""until_ms":3"#));
+            whole += usize::from(said.contains(r#""row":"#));
+        }
+        assert_eq!(whole, 2, "the second large one is kept without its data");
+        open.remove(&tokens);
+        open.add(&jobs[1], &section(), HOUR);
+        assert!(
+            open.holds().0[0].contains(r#""row":"#),
+            "there is room again"
+        );
+    }
+
+    #[test]
+    fn what_is_gone_in_the_database_is_gone_here() {
+        let open = OpenJobs::default();
+        let (one, other) = (held(), held());
+        for held in [&one, &other] {
+            open.add(held, &section(), HOUR);
+        }
+        let answer = |held: &Held, stands| Standing {
+            token: held.token(),
+            stands,
+            left: stands.then_some(HOUR * 2),
+            stop: None,
+        };
+        open.stand(&[answer(&one, true), answer(&other, false)]);
+        let left = open.some(None, true);
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].token, one.token());
+        assert!(left[0].length.unwrap() > HOUR);
+        assert_eq!(open.some(Some(one.token()), true), []);
+    }
+}
