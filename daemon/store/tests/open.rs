@@ -1,8 +1,13 @@
 //! Leases with a time of their own: jobs that a handler has accepted and finishes later, by way of any worker.
 
+use tenure_core::ids::{Epoch, Token, WorkerId};
+use tenure_store::open::{Found, Hold};
+use tenure_store::session::Session;
+use uuid::Uuid;
+
 use crate::ends::running;
 use crate::stops::sweep;
-use crate::support::{Conn, Held, Lab, Worker};
+use crate::support::{Conn, Held, Lab, Worker, block_on};
 
 #[test]
 fn open_jobs() {
@@ -11,6 +16,7 @@ fn open_jobs() {
     no_end_of_a_worker_touches_them_and_any_other_ends_them(&lab);
     a_stop_is_told_to_a_living_worker_and_carried_out_for_a_dead_one(&lab);
     an_end_beside_a_longer_time_leaves_one_of_them_history(&lab);
+    a_run_is_found_by_its_token_with_no_more_rights_than_a_worker_has(&lab);
 }
 
 /// `answer|minutes left|stop` of this lease.
@@ -119,4 +125,55 @@ fn an_end_beside_a_longer_time_leaves_one_of_them_history(lab: &Lab) {
     });
     assert_eq!(other.state(&held.job), "completed/1");
     db.sound();
+}
+
+fn a_run_is_found_by_its_token_with_no_more_rights_than_a_worker_has(lab: &Lab) {
+    let db = lab.db("found");
+    let mut c = db.connect();
+    c.run("CREATE ROLE finder LOGIN IN ROLE tenure_worker");
+    let mut w = Worker::register(&mut c);
+    let data = r#"{"n": 18446744073709551616}"#;
+    let held = running(&mut c, &mut w, &format!("data => '{data}'"));
+    let target = lab.target(&db.name, "finder", "tenure");
+    let uuid = |text: &str| text.parse::<Uuid>().unwrap();
+    let (job, token) = (uuid(&held.job), Token(uuid(&held.token)));
+    let find = |job: Uuid, token: Token| -> Found {
+        block_on(async {
+            let (session, _) = Session::open(&target).await.unwrap();
+            session.find_run(job, token).await.unwrap()
+        })
+    };
+    let found = find(job, token);
+    assert_eq!((found.settled, found.ended), (true, None));
+    let leased = found.leased.unwrap();
+    assert_eq!(leased.job.data, data);
+    assert_eq!((leased.job.attempt, leased.job.token), (1, token));
+    let answers = block_on(async {
+        let (session, _) = Session::open(&target).await.unwrap();
+        let hold = Hold {
+            job: leased.job.id,
+            token,
+            length: None,
+        };
+        let (worker, epoch) = (WorkerId(uuid(&w.id)), Epoch(uuid(&w.epoch)));
+        session.hold(worker, epoch, &[hold], true).await.unwrap()
+    });
+    assert!(answers[0].stands && answers[0].left.is_none());
+
+    let other = find(job, Token(Uuid::new_v4()));
+    assert_eq!(other.status.as_deref(), Some("running"));
+    assert!(other.leased.is_none() && other.ended.is_none());
+    assert_eq!(find(Uuid::now_v7(), token).status, None);
+    c.run(&format!("SELECT cancel('{}')", held.job));
+    let stop = find(job, token).leased.unwrap().stop;
+    assert_eq!(stop.as_deref(), Some("cancel"));
+    c.run("DELETE FROM stop_request");
+    w.end(&mut c, "completed", &held, "");
+    let ended = find(job, token);
+    assert_eq!(ended.ended.as_deref(), Some("completed"));
+    assert_eq!(ended.status.as_deref(), Some("completed"));
+    c.run("UPDATE cluster SET gate = 'window'");
+    assert!(!find(job, token).settled);
+    c.run("UPDATE cluster SET gate = 'open'; DELETE FROM here");
+    assert!(!find(job, token).settled, "nobody has opened the epoch");
 }
