@@ -34,7 +34,7 @@ use crate::leases::Leases;
 use crate::lookout::{Lookout, Routes};
 use crate::open;
 use crate::service;
-use crate::settings::{HandlerKind, Settings};
+use crate::settings::Settings;
 use crate::speaker::Speaker;
 use crate::stats::Stats;
 use crate::status::{Part, Status};
@@ -112,7 +112,11 @@ impl Daemon {
     /// See [`DaemonError`].
     pub fn new(settings: Settings) -> Result<Self, DaemonError> {
         let worker = &settings.worker;
-        let limits = Limits::new(worker.lease_ttl, worker.heartbeat, longest_grace(&settings))?;
+        let limits = Limits::new(
+            worker.lease_ttl,
+            worker.heartbeat,
+            settings.handlers.longest_grace(),
+        )?;
         let (target, direct) = targets(&settings.database)?;
         let routes = routes(&settings.database, &target, &direct);
         let db = Db::along(&target, settings.database.pool_size, routes.pool.clone())?;
@@ -307,7 +311,7 @@ impl Daemon {
         };
         if matches!(outcome, Ok(Outcome::Clean)) && !dispatcher.is_finished() {
             // Handlers' processes that have no job any more are sent away.
-            let within = longest_grace(&self.settings) + FAREWELL;
+            let within = self.settings.handlers.longest_grace() + FAREWELL;
             let _ = tokio::time::timeout(within, dispatcher).await;
         }
         // No heartbeat may follow the word that this worker leaves.
@@ -333,7 +337,7 @@ impl Daemon {
     ) -> Outcome {
         let mut drain = Drain::new(
             self.settings.worker.drain_timeout,
-            longest_grace(&self.settings),
+            self.settings.handlers.longest_grace(),
         );
         loop {
             let event = tokio::select! {
@@ -428,12 +432,6 @@ impl Daemon {
     }
 
     async fn start_guard(&self) -> Result<Option<Guard>, DaemonError> {
-        let starts_processes = self.settings.handlers.rules.iter().any(|rule| {
-            matches!(
-                rule.kind,
-                Some(HandlerKind::Exec(_) | HandlerKind::Process(_))
-            )
-        });
         let lock = self
             .settings
             .worker
@@ -448,7 +446,7 @@ impl Daemon {
                 .unwrap_or_else(|error| Err(std::io::Error::other(error)))
                 .map_err(DaemonError::GuardLock)?;
         }
-        if !starts_processes {
+        if !self.settings.handlers.start_processes() {
             return Ok(None);
         }
         let lock = lock
@@ -494,18 +492,4 @@ fn left(leases: &Leases, ends: &Ends) -> Event {
         handlers: leases.running(),
         unconfirmed: ends.len() + leases.unanswered_claims(),
     }
-}
-
-/// Between TERM and KILL of any handler; where there are no processes, nothing has to be waited for.
-fn longest_grace(settings: &Settings) -> Duration {
-    let graces = settings
-        .handlers
-        .rules
-        .iter()
-        .filter_map(|rule| match &rule.kind {
-            Some(HandlerKind::Exec(exec)) => Some(exec.kill_grace),
-            Some(HandlerKind::Process(process)) => Some(process.kill_grace),
-            _ => None,
-        });
-    graces.max().unwrap_or_default()
 }

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use tenure_core::lease::limits::{Limits, LimitsError};
 use tenure_runtime::settings::{
-    Api, Database, HandlerKind, Handlers, Listen, Log, LogFormat, Pool, Pooler, Rule, Secret,
-    Settings, Worker,
+    Api, Database, Listen, Log, LogFormat, Pool, Pooler, Secret, Settings, Worker,
 };
 
 use tracing_subscriber::EnvFilter;
@@ -44,7 +43,7 @@ pub(crate) fn settings(sources: &Sources, schema: Schema) -> Result<Settings, Co
     let worker = check.worker(schema.worker, one_host);
     let pools = check.pools(schema.pools);
     let mut handlers = handlers::resolve(&mut check, schema.handlers);
-    if let Err(error) = Limits::new(worker.lease_ttl, worker.heartbeat, longest_grace(&handlers)) {
+    if let Err(error) = Limits::new(worker.lease_ttl, worker.heartbeat, handlers.longest_grace()) {
         let key = if matches!(error, LimitsError::TtlTooShort { .. }) {
             "lease_ttl"
         } else {
@@ -324,16 +323,6 @@ impl<'a> Check<'a> {
         }
         value
     }
-}
-
-/// The longest time that a handler gets between TERM and KILL.
-fn longest_grace(handlers: &Handlers) -> Duration {
-    let grace = |rule: &Rule| match &rule.kind {
-        Some(HandlerKind::Exec(exec)) => exec.kill_grace,
-        Some(HandlerKind::Process(process)) => process.kill_grace,
-        _ => Duration::ZERO,
-    };
-    handlers.rules.iter().map(grace).max().unwrap_or_default()
 }
 
 /// Any name that PostgreSQL takes for a schema; it is quoted wherever it stands.

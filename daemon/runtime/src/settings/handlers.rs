@@ -65,6 +65,24 @@ impl Handlers {
         self.setting(job_type, |rule| rule.kind.as_ref().map(|_| &rule.pattern))
     }
 
+    /// The longest time from TERM to KILL of any of them; zero where none is a process.
+    #[must_use]
+    pub fn longest_grace(&self) -> Duration {
+        let graces = self.rules.iter().filter_map(|rule| match &rule.kind {
+            Some(HandlerKind::Exec(exec)) => Some(exec.kill_grace),
+            Some(HandlerKind::Process(process)) => Some(process.kill_grace),
+            _ => None,
+        });
+        graces.max().unwrap_or_default()
+    }
+
+    /// Whether any of them is a process on this machine.
+    #[must_use]
+    pub fn start_processes(&self) -> bool {
+        let kinds = || self.rules.iter().filter_map(|rule| rule.kind.as_ref());
+        kinds().any(|kind| matches!(kind, HandlerKind::Exec(_) | HandlerKind::Process(_)))
+    }
+
     /// The patterns of the job types that this daemon can run, as it registers them.
     pub fn job_types(&self) -> impl Iterator<Item = &Pattern> {
         self.rules

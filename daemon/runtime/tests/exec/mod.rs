@@ -6,6 +6,7 @@ mod escapes;
 mod http;
 mod limits;
 mod process;
+mod process_faults;
 mod processes;
 mod stopping;
 

@@ -1,10 +1,11 @@
 //! `process` handlers: processes that are started once and do many jobs, one line in for each and one line out.
 //!
-//! [`Fleet`] has the processes of one handler and finds a place for each job, as the pure `tenure_core::crew` says; `member` is the
-//! life of one process; `seat` is one job in it.
+//! [`Fleet`] has the processes of one handler and finds a place for each job, as the pure `tenure_core::crew` says; `member` is
+//! one process as its jobs see it, `life` the task that looks after it, and `seat` one job in it.
 //!
 //! Invariant: a job is over when its process has answered for it or is dead, and not before.
 
+mod life;
 mod member;
 mod seat;
 
@@ -122,7 +123,7 @@ impl Fleet {
                         let member = Arc::new(Member::new(id));
                         state.members.insert(id, Arc::clone(&member));
                         drop(state);
-                        let life = member::live(self.clone(), member, executor.clone());
+                        let life = life::live(self.clone(), member, executor.clone());
                         spawn_on(&self.0.members, life);
                         None
                     }
