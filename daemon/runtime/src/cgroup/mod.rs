@@ -83,8 +83,8 @@ impl Cgroups {
             tracing::warn!(
                 limits = lacking.join(", "),
                 %why,
-                "Of these limits handlers go beyond for a moment: they are held by looking twenty times a second, not by the kernel. For the \
-                 kernel to hold them, delegate a control group of version 2 with its controllers (Delegate=yes in the unit of systemd)."
+                "Handlers can go beyond these limits for a moment: the supervisor checks them twenty times a second, but the kernel does not hold \
+                 them here. It does where a control group of version 2 is delegated with its controllers (Delegate=yes in a systemd unit)."
             );
         }
         groups

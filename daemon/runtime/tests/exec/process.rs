@@ -79,6 +79,36 @@ say(type='ready')
 for job in jobs(): done(job, os.getpid())
 ";
 
+/// It is its process that is limited, from its first job to its last, and the next one has another process.
+#[tokio::test]
+async fn a_process_that_eats_memory_is_killed_for_it() {
+    let mut greedy = settings(
+        "
+say(type='ready')
+for job in jobs():
+    all = []
+    while job['data'] == 'eat': all.append(bytearray(4 << 20))
+    done(job, os.environ['TMPDIR'])
+",
+    );
+    greedy.confinement.limits.memory = Some(128 << 20);
+    greedy.confinement.private_tmp = true;
+    let handler = fleet(&greedy);
+    let first = do_one(&handler, r#""ok""#).await;
+    assert_eq!(first.verdict, Verdict::Done);
+    let eaten = do_one(&handler, r#""eat""#).await;
+    assert_eq!(eaten.verdict, Verdict::RETRY);
+    let why = "its process was killed for using more memory than limits.memory (128MiB)";
+    assert!(error(&eaten).starts_with(why), "{eaten:?}");
+    let second = do_one(&handler, r#""ok""#).await;
+    assert_eq!(second.verdict, Verdict::Done);
+    let folder = |ended: &Ended| -> String {
+        serde_json::from_str(ended.result.as_deref().unwrap()).unwrap()
+    };
+    assert_ne!(folder(&first), folder(&second));
+    assert!(!std::path::Path::new(&folder(&first)).exists());
+}
+
 #[tokio::test]
 async fn one_process_does_one_job_after_the_other() {
     let handler = handler(

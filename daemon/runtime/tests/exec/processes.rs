@@ -236,6 +236,9 @@ async fn text_is_never_run() {
         let task = Task {
             job_type: text.clone(),
             tenant: text.clone(),
+            traceparent: Some(text.clone()),
+            watermark: Some(serde_json::Value::from(text.as_str()).to_string()),
+            enqueued_at: text.clone(),
             ..task(&serde_json::Value::from(text.as_str()).to_string())
         };
         let ended = run_task(
