@@ -121,8 +121,8 @@ fn try_spawn(executor: &Executor, program: &Program<'_>) -> io::Result<Started> 
     let limits = Told::new(&confinement.limits);
     let (report, reporter) = pipe()?;
     let report_at = reporter.as_raw_fd();
-    // SAFETY: between fork and exec only async-signal-safe things may be done. `prepare_child` makes system calls on
-    // memory of its own stack and of texts that were made before; it takes no lock and allocates nothing. `socket` and
+    // SAFETY: between fork and exec only async-signal-safe things may be done. All of these make system calls on memory of
+    // their own stack and of what was made before; they take no lock and allocate nothing. `socket` and
     // `report_at` are open in the child: `guard` and `reporter` live until spawn has returned, as does `entry`.
     #[expect(
         unsafe_code,

@@ -34,8 +34,12 @@ const REPORT: i32 = 3;
 /// How long the rest may go on after the handler has ended (a pipeline's last part may still flush).
 const LINGER: Duration = Duration::from_millis(500);
 
+/// The signal that means [`Order::Term`]. Not TERM: who sends that to everything that is called tenure means the daemon, which
+/// then lets its handlers finish.
+const TERM: Signal = Signal::SIGUSR1;
+
 /// The signal that means [`Order::Kill`].
-const KILL: Signal = Signal::SIGQUIT;
+const KILL: Signal = Signal::SIGUSR2;
 
 /// How supervisors are started.
 #[derive(Debug, Clone)]
@@ -70,7 +74,7 @@ pub(crate) enum Order {
 /// Tells the supervisor `pid`, which nobody must have reaped. To one that is gone nothing is said, which is as good.
 pub(crate) fn tell(pid: Pid, order: Order) {
     let _ = match order {
-        Order::Term => kill(pid, Signal::SIGTERM),
+        Order::Term => kill(pid, TERM),
         Order::Kill => kill(pid, KILL),
     };
     // A handler that stops everything it can reach has stopped this one too.

@@ -12,7 +12,7 @@ use nix::unistd::{Pid, getpid};
 
 use super::descendants::kill_all_below;
 use super::usage::Limits;
-use super::{KILL, LINGER, REPORT, code};
+use super::{KILL, LINGER, REPORT, TERM, code};
 use crate::guard::now_ms;
 use crate::settings::Exceeded;
 
@@ -143,7 +143,7 @@ impl Supervising {
         #[expect(unsafe_code, reason = "there is no safe form of this call")]
         let signal = unsafe { libc::sigtimedwait(signals.as_ref(), null_mut(), time) };
         match Signal::try_from(signal) {
-            Ok(Signal::SIGTERM) => {
+            Ok(TERM) => {
                 self.told = true;
                 if self.end.is_none() {
                     let _ = killpg(self.handler, Signal::SIGTERM);

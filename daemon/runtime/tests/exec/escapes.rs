@@ -169,3 +169,18 @@ async fn a_handler_that_stops_its_supervisor_is_ended_all_the_same() {
     assert_eq!(ended.verdict, Verdict::RETRY);
     assert_eq!(marked(&mark, 0), NOBODY);
 }
+
+/// Who stops a daemon by the name of its processes does not stop its handlers with it.
+#[tokio::test]
+async fn a_supervisor_passes_on_nothing_but_the_daemons_word() {
+    let ended = run(&sh(
+        "for signal in TERM INT HUP QUIT ALRM; do kill -$signal $PPID; done; sleep 0.2; echo 1",
+    ))
+    .await;
+    assert_eq!(
+        (ended.verdict, ended.result.as_deref()),
+        (Verdict::Done, Some("1")),
+        "{:?}",
+        ended.error
+    );
+}
