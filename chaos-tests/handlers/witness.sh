@@ -1,5 +1,5 @@
 # Witness: writes what it lives through, one line at its start, one each 100 ms, one at its end.
-#   WHAT JOB ATTEMPT TOKEN PID UPTIME PARENT      WHAT: start | tick | end
+#   WHAT JOB ATTEMPT TOKEN PID UPTIME DAEMON      WHAT: start | tick | end
 # A line is one write to a file opened for appending, so the order of lines is the order of events over all handlers.
 # $1 is the file, $2 the database. The job type says the rest:
 #   ticks-N      lives for N ticks              exit-N       ends at once with that code
@@ -8,7 +8,7 @@
 set -u
 say() {
     read -r uptime _ </proc/uptime
-    echo "$1 $TENURE_JOB_ID $TENURE_ATTEMPT $TENURE_TOKEN $$ $uptime $PPID" >>"$journal"
+    echo "$1 $TENURE_JOB_ID $TENURE_ATTEMPT $TENURE_TOKEN $$ $uptime $daemon" >>"$journal"
 }
 
 # A follow-up job that says whose it is.
@@ -37,6 +37,10 @@ SQL
 
 journal=$1
 database=${2:-}
+# Between a daemon and its handlers there is a supervisor each; other queues have none.
+daemon=$PPID
+read -r _ name _ above _ <"/proc/$PPID/stat"
+if [ "$name" = '(tenure-supervis)' ]; then daemon=$above; fi
 number=${TENURE_JOB_TYPE##*-}
 say start
 case $TENURE_JOB_TYPE in
@@ -52,7 +56,7 @@ while [ "$number" -gt 0 ]; do
     number=$((number - 1))
 done
 case $TENURE_JOB_TYPE in
-assassin-*) kill -KILL "$PPID" && sleep 600 ;;
+assassin-*) kill -KILL "$daemon" && sleep 600 ;;
 effects-*) effect || exit 75 ;;
 esac
 say end

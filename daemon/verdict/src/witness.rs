@@ -29,7 +29,7 @@ pub struct Line {
     pub pid: i32,
     /// When, as [`uptime`].
     pub at: Duration,
-    /// The process that the handler had as its parent then: its daemon, while that lives.
+    /// Its daemon: the process above the handler, or above the supervisor between the two.
     pub parent: i32,
 }
 
