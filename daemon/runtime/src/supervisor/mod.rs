@@ -7,8 +7,8 @@
 //! the rest is killed → gone, with the handler's own exit code or signal. Invariant: it ends when nothing is left below it, so
 //! whoever waits for the supervisor has waited for all of it.
 //!
-//! It is the same binary, started by the child that the daemon forks (see [`Supervisor::split`]); it has no memory, variable or
-//! descriptor of the daemon's. Who has the handler's rights can kill it; then the handler dies too, but not what left the handler.
+//! It is the same binary, started by the child that the daemon forks (see [`Supervisor::split`]) when the handler is not over within
+//! a moment; it has no memory, variable or descriptor of the daemon's. Who has the handler's rights can kill it; then the handler dies too, but not what left the handler.
 
 mod descendants;
 mod process;

@@ -23,14 +23,14 @@ const LOOK: Duration = Duration::from_millis(5);
 const MEASURE: Duration = Duration::from_millis(50);
 
 /// Supervises a handler, a child of this process, and ends as it did. The arguments are numbers: the handler's process, and its
-/// limits of processor time in seconds, of memory in bytes and of processes, 0 for none.
+/// limits of processor time in seconds, of memory in bytes and of processes, 0 for none; and, if it has ended, its status plus 1, else 0.
 ///
 /// This is all of the hidden subcommand `tenure supervise`.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let numbers: Vec<i64> = arguments
         .filter_map(|argument| argument.to_str()?.parse().ok())
         .collect();
-    let [handler, cpu, memory, processes] = numbers[..] else {
+    let [handler, cpu, memory, processes, ended] = numbers[..] else {
         return ExitCode::from(2);
     };
     let Ok(handler) = i32::try_from(handler) else {
@@ -51,7 +51,10 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             memory: memory.unsigned_abs(),
             processes: processes.unsigned_abs(),
         },
-        end: None,
+        end: i32::try_from(ended - 1)
+            .ok()
+            .filter(|status| *status >= 0)
+            .map(how),
         told: false,
         killing: false,
     };

@@ -13,7 +13,11 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setpgid};
 
-use super::{REPORT, Supervisor, Told};
+use super::{KILL, REPORT, Supervisor, TERM, Told};
+use crate::guard::now_ms;
+
+/// How long a supervisor waits for a short handler before it becomes a program of its own, in milliseconds.
+const MOMENT: u64 = 50;
 
 /// What a forked child begins with: it has all signals blocked.
 ///
@@ -73,11 +77,15 @@ impl Supervisor {
     }
 
     /// Becomes the supervisor of `handler`.
-    fn supervise(&self, handler: Pid, Told([cpu, memory, processes]): &Told, report: RawFd) -> ! {
+    fn supervise(&self, handler: Pid, limits: &Told, report: RawFd) -> ! {
         // Both do it: whoever comes first needs the group.
         let _ = setpgid(handler, handler);
         close_all_but(report);
+        default_signals();
+        let status = first_moment(handler);
+        let Told([cpu, memory, processes]) = limits;
         let pid = number(handler.as_raw().unsigned_abs());
+        let ended = number(status.map_or(0, |status| status.unsigned_abs() + 1));
         let argv = [
             c"tenure".as_ptr(),
             self.verb.as_ptr(),
@@ -85,6 +93,7 @@ impl Supervisor {
             cpu.as_ptr(),
             memory.as_ptr(),
             processes.as_ptr(),
+            ended.as_ptr().cast(),
             null(),
         ];
         let environment = [null()];
@@ -120,6 +129,79 @@ impl Below {
         default_signals();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.signals), None)?;
         Ok(())
+    }
+}
+
+/// Most handlers are short, and leave nothing: for them no program is started. Does not return then. Else the handler's status, if it
+/// has ended and left something.
+fn first_moment(handler: Pid) -> Option<i32> {
+    let mut awaited = SigSet::empty();
+    for signal in [Signal::SIGCHLD, TERM, KILL] {
+        awaited.add(signal);
+    }
+    let until = now_ms().saturating_add(MOMENT);
+    loop {
+        if let Some(status) = reap(handler.as_raw()) {
+            // What is left and has ended too is nobody's.
+            while reap(-1).is_some() {}
+            return match Errno::last() {
+                Errno::ECHILD => end_as(status),
+                _ => Some(status),
+            };
+        }
+        let left = until.saturating_sub(now_ms());
+        if left == 0 {
+            return None;
+        }
+        let time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: libc::c_long::try_from(left.min(999) * 1_000_000).unwrap_or(0),
+        };
+        // SAFETY: the set and the time are whole and outlive the call.
+        #[expect(unsafe_code, reason = "there is no safe form of this call")]
+        let signal =
+            unsafe { libc::sigtimedwait(awaited.as_ref(), std::ptr::null_mut(), &raw const time) };
+        if let Ok(word @ (TERM | KILL)) = Signal::try_from(signal) {
+            // It waits for the program.
+            let _ = kill(getpid(), word);
+            return None;
+        }
+    }
+}
+
+/// The status of this child, or of any for -1, if it has ended. `None` sets the error to `ECHILD` where there is no such child.
+fn reap(pid: i32) -> Option<i32> {
+    Errno::clear();
+    let mut status = 0;
+    // SAFETY: `status` is a whole number that outlives the call.
+    #[expect(unsafe_code, reason = "the safe form knows no real-time signals")]
+    let reaped = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG | libc::__WALL) };
+    (reaped > 0).then_some(status)
+}
+
+/// Ends this process as another ended.
+fn end_as(status: i32) -> ! {
+    let code = if libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        let signal = libc::WTERMSIG(status);
+        // The handler's core dump is enough.
+        let _ = prctl::set_dumpable(false);
+        if let Ok(signal) = Signal::try_from(signal) {
+            let mut one = SigSet::empty();
+            one.add(signal);
+            let _ = kill(getpid(), signal);
+            let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&one), None);
+        }
+        128 + signal
+    };
+    // SAFETY: it does not return and touches nothing.
+    #[expect(
+        unsafe_code,
+        reason = "the safe form runs what was registered for an exit"
+    )]
+    unsafe {
+        libc::_exit(code)
     }
 }
 
