@@ -124,6 +124,7 @@ fn a_bad_line_is_named_and_nothing_of_its_batch_is_lost() {
             "{answer}"
         );
         assert_eq!(fs::read_to_string(&rejects).unwrap(), format!("{bad}\n"));
+        fs::remove_file(&rejects).unwrap();
         assert_eq!(count(&house), "9", "{bad}");
     }
 }
@@ -154,6 +155,12 @@ fn what_cannot_be_read_or_meant_is_said() {
         assert_eq!(said.code, code, "{arguments:?}: {}", said.err);
         assert!(said.err.contains(says), "{arguments:?}: {}", said.err);
     }
+    // The rejects of before may be the only record of those lines, and so may the input.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let said = house.run(&["enqueue", "m", "--from", path, "--rejects", path]);
+    assert_eq!(said.code, 2, "{}", said.err);
+    assert!(said.err.contains("exists"), "{}", said.err);
     let empty = house.json(&["enqueue", "m", "--from", "/dev/null"]);
     assert_eq!((&empty["read"], &empty["enqueued"]), (&json!(0), &json!(0)));
 }

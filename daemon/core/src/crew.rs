@@ -85,6 +85,7 @@ pub enum Fate {
 struct Member {
     /// `None` until it is ready.
     concurrency: Option<usize>,
+    /// When it was started, and then when it was ready.
     since: Mono,
     /// Places in it that are taken.
     open: usize,
@@ -215,9 +216,11 @@ impl Crew {
     }
 
     /// The process says that it takes so many jobs at once.
-    pub fn ready(&mut self, id: ProcessId, concurrency: u32) {
+    pub fn ready(&mut self, now: Mono, id: ProcessId, concurrency: u32) {
         let said = usize::try_from(concurrency).unwrap_or(usize::MAX);
         if let Some(member) = self.members.get_mut(&id) {
+            // A slow start is no age.
+            member.since = now;
             member.concurrency = Some(said.min(self.limits.concurrency).max(1));
         }
     }
@@ -307,9 +310,10 @@ impl Crew {
         self.members.values().any(|it| !it.leaving)
     }
 
-    /// How many jobs could have a place without waiting for another one's end. After a start that failed one job at a time tries.
+    /// How many jobs could have a place without waiting for another one's end, beside the `admitted` ones that are on their way, wait or
+    /// run. After a start that failed one job at a time tries.
     #[must_use]
-    pub fn capacity(&self, now: Mono) -> usize {
+    pub fn capacity(&self, now: Mono, admitted: usize) -> usize {
         let staying = || self.members.values().filter(|it| !it.leaving);
         let free: usize = staying()
             .map(|it| match it.concurrency {
@@ -325,7 +329,8 @@ impl Crew {
         } else {
             missing.saturating_mul(self.limits.concurrency)
         };
-        (free + more).saturating_sub(self.waiting)
+        let seated: usize = self.members.values().map(|it| it.open).sum();
+        (free + more).saturating_sub(admitted.saturating_sub(seated))
     }
 
     /// When a process is started again after bad ends, if that is still to come.
@@ -396,9 +401,9 @@ mod tests {
         let first = started(&mut crew, at(0));
         let second = started(&mut crew, at(0));
         assert_eq!(crew.place(at(0), false), Place::Wait(None));
-        crew.ready(first, 1);
+        crew.ready(at(0), first, 1);
         assert_eq!(crew.place(at(1), false), Place::Seat(first));
-        crew.ready(second, 100);
+        crew.ready(at(0), second, 100);
         for _ in 0..3 {
             assert_eq!(crew.place(at(1), false), Place::Seat(second));
         }
@@ -414,7 +419,7 @@ mod tests {
         });
         crew.begin_waiting(false);
         let id = started(&mut crew, at(0));
-        crew.ready(id, 3);
+        crew.ready(at(0), id, 3);
         assert_eq!(crew.place(at(0), false), Place::Seat(id));
         crew.end_waiting(false);
         crew.begin_waiting(true);
@@ -440,7 +445,7 @@ mod tests {
         let mut crew = Crew::new(limits);
         crew.begin_waiting(false);
         let id = started(&mut crew, at(0));
-        crew.ready(id, 3);
+        crew.ready(at(0), id, 3);
         for _ in 0..2 {
             assert_eq!(crew.place(at(0), false), Place::Seat(id));
         }
@@ -452,7 +457,7 @@ mod tests {
         assert_eq!(crew.over(at(0), id, 0), None);
         assert_eq!(crew.over(at(0), id, 0), None);
         crew.gone(at(0), id, Gone::Well);
-        assert_eq!(crew.capacity(at(0)), 3 + 3 - 1);
+        assert_eq!(crew.capacity(at(0), 1), 3 + 3 - 1);
     }
 
     #[test]
@@ -467,11 +472,11 @@ mod tests {
         let id = started(&mut crew, at(500));
         // Before it is ready it is not looked at: a slow start is no age.
         assert_eq!(crew.look(at(60_000), id, 9999), None);
-        crew.ready(id, 1);
-        assert_eq!(crew.look(at(10_499), id, 1000), None);
-        assert_eq!(crew.too_old_at(id), Some(at(10_500)));
-        assert_eq!(crew.look(at(10_499), id, 1001), Some(Leave::Memory));
-        assert_eq!(crew.look(at(20_000), id, 0), None);
+        crew.ready(at(60_000), id, 1);
+        assert_eq!(crew.look(at(69_999), id, 1000), None);
+        assert_eq!(crew.too_old_at(id), Some(at(70_000)));
+        assert_eq!(crew.look(at(69_999), id, 1001), Some(Leave::Memory));
+        assert_eq!(crew.look(at(80_000), id, 0), None);
     }
 
     #[test]
@@ -483,21 +488,21 @@ mod tests {
         for _ in 0..10 {
             let id = started(&mut crew, now);
             crew.gone(now, id, Gone::Badly);
-            assert_eq!(crew.capacity(now), 0);
+            assert_eq!(crew.capacity(now, 0), 0);
             let Place::Wait(Some(until)) = crew.place(now, false) else {
                 panic!("it is started at once");
             };
             waits.push(until - now);
             now = until;
             crew.end_waiting(false);
-            assert_eq!(crew.capacity(now), 1);
+            assert_eq!(crew.capacity(now, 0), 1);
             crew.begin_waiting(false);
         }
         assert_eq!(waits[..3], [200, 400, 800].map(Duration::from_millis));
         assert_eq!(waits[9], LONGEST_WAIT);
         assert_eq!(crew.failed_starts(), 10);
         let id = started(&mut crew, now);
-        crew.ready(id, 1);
+        crew.ready(now, id, 1);
         assert_eq!(crew.place(now, false), Place::Seat(id));
         crew.over(now, id, 0);
         crew.gone(now, id, Gone::Badly);
@@ -559,7 +564,7 @@ mod tests {
                         let starting = alive.iter_mut().filter(|(_, it)| it.0.is_none()).nth(nth % 2);
                         if let Some((id, it)) = starting {
                             it.0 = Some(n);
-                            crew.ready(*id, n);
+                            crew.ready(now, *id, n);
                         }
                     }
                     Step::End(nth, memory) => {

@@ -252,7 +252,13 @@ fn pending(facts: &Facts) -> Vec<Reason> {
 fn scheduled(facts: &Facts) -> Vec<Reason> {
     let due = facts.due.as_deref().unwrap_or("an unknown time");
     let first = match facts.waits_for.as_deref() {
-        Some("window") => return closed(facts),
+        Some("window") => {
+            let mut reasons = closed(facts);
+            if reasons.is_empty() {
+                reasons.push(reason("reattached", "it waited for the end of a switch, which is over: the next sweep makes it ready"));
+            }
+            return reasons;
+        }
         Some("retry") => {
             let error = facts.error.as_deref().unwrap_or("no error is on record");
             reason(
@@ -425,6 +431,11 @@ mod tests {
             assert!(!codes(&facts(status)).is_empty(), "{status}");
         }
         assert!(codes(&facts("completed")).is_empty());
+        let after = Facts {
+            waits_for: Some("window".to_owned()),
+            ..facts("scheduled")
+        };
+        assert_eq!(codes(&after), ["reattached"]);
     }
 
     #[test]

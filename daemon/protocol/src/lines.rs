@@ -50,6 +50,8 @@ pub enum Said {
     Ended {
         /// The job.
         id: Uuid,
+        /// The run that it answers for, where it says so.
+        token: Option<Uuid>,
         /// How.
         ended: Box<Ended>,
     },
@@ -89,6 +91,7 @@ struct Line<'a> {
     #[serde(rename = "type")]
     kind: String,
     id: Option<String>,
+    token: Option<Uuid>,
     concurrency: Option<u32>,
     #[serde(borrow)]
     result: Option<&'a RawValue>,
@@ -122,10 +125,12 @@ pub fn read(line: &[u8]) -> Result<Said, BadLine> {
         },
         "result" => Ok(Said::Ended {
             id: id()?,
+            token: said.token,
             ended: Box::new(Ended::answered(&output(said.result))),
         }),
         "error" => Ok(Said::Ended {
             id: id()?,
+            token: said.token,
             ended: Box::new(failed(&said).map_err(bad)?),
         }),
         "progress" => match said.percent {
@@ -267,7 +272,7 @@ mod tests {
 
     fn ended(text: &str) -> Ended {
         match read(text.as_bytes()).unwrap() {
-            Said::Ended { id: of, ended } if of == id() => *ended,
+            Said::Ended { id: of, ended, .. } if of == id() => *ended,
             other => panic!("{other:?}"),
         }
     }
@@ -326,6 +331,15 @@ mod tests {
         assert_eq!(done.directives.watermark.unwrap(), "7");
         let plain = ended(&format!(r#"{{"type":"result","id":"{ID}"}}"#));
         assert_eq!((plain.verdict, plain.result), (Verdict::Done, None));
+    }
+
+    #[test]
+    fn an_answer_may_name_its_run() {
+        let line = format!(r#"{{"type":"result","id":"{ID}","token":"{ID}"}}"#);
+        let Ok(Said::Ended { token, .. }) = read(line.as_bytes()) else {
+            panic!("{line}");
+        };
+        assert_eq!(token, Some(id()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::circuits::Circuits;
 use crate::dispatch::Note;
 use crate::events;
-use crate::exec::{Executor, Handler, StopSignal, Task};
+use crate::exec::{Executor, StopSignal, Task};
 use crate::held::Held;
 use crate::lanes::Route;
 use crate::leases::Leases;
@@ -111,9 +111,6 @@ pub(crate) async fn run(
         false => held.ended(ended, retry_in),
     };
     bench.leases.ended(statement);
-    if matches!(*route.handler, Handler::Process(_)) {
-        let _ = bench.notes.send(Note::Room).await;
-    }
     // The dispatcher ends only after all attempts.
     let _ = bench.notes.send(Note::Freed(route.pool)).await;
 }

@@ -1,5 +1,6 @@
 //! Claims: one call for each pool that has free slots, or two where some of its handlers ask for replicated claims.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tenure_core::claim::Ask;
@@ -30,12 +31,18 @@ pub(crate) struct ClaimAnswer {
 pub(crate) struct Want {
     /// For which pool.
     pool: usize,
+    /// The free slots of that pool.
+    slots: i32,
     request: ClaimRequest,
     /// Of each lane that is asked for.
     cares: Vec<(Lane, Care)>,
 }
 
-/// The calls for these asks. The slots of a pool are shared by its two calls, if there are two, in an order left to chance.
+/// What the lanes of one call have in common: the section, if its handler has little room, and whether claims are replicated.
+type Part = (Option<Arc<str>>, bool);
+
+/// The calls for these asks: one for each pool, and one more for each handler of it with less room than the pool has slots, and for those that
+/// ask for replicated claims. The slots of a pool are shared by its calls, in an order left to chance.
 pub(crate) fn wants(lanes: &Lanes, marks: &Marks, asks: &[Ask]) -> Vec<Want> {
     let mut wants = Vec::new();
     for ask in asks {
@@ -44,16 +51,27 @@ pub(crate) fn wants(lanes: &Lanes, marks: &Marks, asks: &[Ask]) -> Vec<Want> {
                 .route(*lane)
                 .map_or(Care::default(), |route| route.care)
         };
-        let (careful, plain): (Vec<Lane>, Vec<Lane>) =
-            ask.lanes.iter().partition(|lane| care(lane).replicated);
-        let mut parts = [(plain, None), (careful, Some(Durability::Replicated))];
-        if random() < 0.5 {
-            parts.reverse();
+        let mut parts: BTreeMap<Part, (Vec<Lane>, i32)> = BTreeMap::new();
+        for lane in &ask.lanes {
+            let room = lanes
+                .section_room(*lane)
+                .filter(|(_, room)| *room < ask.total);
+            let most = room.as_ref().map_or(ask.total, |(_, room)| *room);
+            let part = (room.map(|(section, _)| section), care(lane).replicated);
+            parts
+                .entry(part)
+                .or_insert((Vec::new(), most))
+                .0
+                .push(*lane);
         }
-        for (of, durability) in parts.into_iter().filter(|(of, _)| !of.is_empty()) {
+        let mut parts: Vec<_> = parts.into_iter().map(|part| (random(), part)).collect();
+        parts.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        for (_, ((_, replicated), (of, total))) in parts {
+            let durability = replicated.then_some(Durability::Replicated);
             let attempts = |route: &Route| route.retry.max_attempts();
             wants.push(Want {
                 pool: ask.pool,
+                slots: ask.total,
                 cares: of.iter().map(|lane| (*lane, care(lane))).collect(),
                 request: ClaimRequest {
                     max_attempts: of
@@ -61,11 +79,8 @@ pub(crate) fn wants(lanes: &Lanes, marks: &Marks, asks: &[Ask]) -> Vec<Want> {
                         .map(|lane| lanes.route(*lane).map_or(1, attempts))
                         .collect(),
                     marks: marks.of(&of),
-                    limits: of
-                        .iter()
-                        .map(|lane| lanes.limit(*lane, ask.total))
-                        .collect(),
-                    total: ask.total,
+                    limits: of.iter().map(|lane| lanes.limit(*lane, total)).collect(),
+                    total,
                     rerun: of.iter().copied().filter(|lane| care(lane).rerun).collect(),
                     durability,
                     lanes: of,
@@ -84,7 +99,8 @@ pub(crate) async fn claim(db: &Db, leases: &Leases, wants: Vec<Want>) -> ClaimAn
         if taken.0 != want.pool {
             taken = (want.pool, 0);
         }
-        want.request.total -= taken.1;
+        // What of the pool's slots is left, and no more than this call is for.
+        want.request.total = want.request.total.min(want.slots - taken.1);
         if want.request.total <= 0 {
             continue;
         }

@@ -66,6 +66,8 @@ pub(crate) struct Dispatcher {
     settle_at: Mono,
     /// When a circuit may close, or its handler be tried.
     circuits_at: Option<Mono>,
+    /// When a handler has room again although nothing ends.
+    room_at: Option<Mono>,
     /// The last claim asked for less than there are slots, for want of room in a handler.
     short_of_room: bool,
     lanes_wanted: i32,
@@ -112,6 +114,7 @@ impl Dispatcher {
             marks: Marks::default(),
             settle_at: Mono::ZERO,
             circuits_at: None,
+            room_at: None,
             short_of_room: false,
             lanes_wanted: i32::MAX,
             todo: Vec::new(),
@@ -129,6 +132,7 @@ impl Dispatcher {
             let stopping = stop.is_cancelled();
             if stopping {
                 self.attempts.close();
+                self.lanes.rest();
                 if self.attempts.is_empty() && under_way.is_empty() {
                     self.lanes.close().await;
                     return;
@@ -149,6 +153,10 @@ impl Dispatcher {
                     self.poll(Event::Woken);
                 }
                 self.circuits_at = self.bench.circuits.wake_at();
+                if self.room_at.is_some_and(|at| at <= clock::now()) {
+                    self.poll(Event::Room);
+                }
+                self.room_at = self.lanes.room_at();
                 for command in std::mem::take(&mut self.todo) {
                     // Two claims at once would both count on the same free slots.
                     if command == Command::Claim && std::mem::replace(&mut self.claiming, true) {
@@ -205,7 +213,7 @@ impl Dispatcher {
             .wake_at()
             .into_iter()
             .chain(self.circuits_at)
-            .chain(self.lanes.room_at())
+            .chain(self.room_at)
             .min()
     }
 
@@ -272,7 +280,7 @@ impl Dispatcher {
         let (db, leases) = (self.db.clone(), Arc::clone(&self.leases));
         let asks = self.lanes.asks(&self.free, BATCH);
         let wants = claims::wants(&self.lanes, &self.marks, &asks);
-        self.short_of_room = self.lanes.are_short();
+        self.short_of_room = self.lanes.are_short(&self.free);
         Box::pin(async move { Done::Claimed(claims::claim(&db, &leases, wants).await) })
     }
 
@@ -392,10 +400,16 @@ impl Dispatcher {
                     if route.accepts.is_some() {
                         self.leases.open().asks(&route.section);
                     }
-                    spawn_on(
-                        &self.attempts,
-                        attempt::run(self.bench.clone(), held, route, signal, probe),
-                    );
+                    let admitted = route.handler.admit();
+                    let attempt = attempt::run(self.bench.clone(), held, route, signal, probe);
+                    let notes = self.bench.notes.clone();
+                    spawn_on(&self.attempts, async move {
+                        attempt.await;
+                        if admitted.is_some() {
+                            drop(admitted);
+                            let _ = notes.send(Note::Room).await;
+                        }
+                    });
                 }
                 // Never started: given back.
                 _ => self.leases.ended(held.released()),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tenure_core::breaker::Admits;
 use tenure_core::ids::Lane;
@@ -196,19 +197,31 @@ impl Lanes {
         let Some(route) = self.route(lane) else {
             return total;
         };
-        let total = match self.circuits.admits(&route.section) {
+        match self.circuits.admits(&route.section) {
             Admits::One => total.min(1),
             _ => total,
-        };
-        i32::try_from(self.room(route)).map_or(total, |room| total.min(room))
+        }
     }
 
-    /// Whether some handler has no room for as many jobs as its pool has slots.
+    /// The section of a lane, and how many more jobs its handler can have now.
     #[must_use]
-    pub(crate) fn are_short(&self) -> bool {
-        self.handlers
+    pub(crate) fn section_room(&self, lane: Lane) -> Option<(Arc<str>, i32)> {
+        let route = self.route(lane)?;
+        let room = i32::try_from(self.room(route)).unwrap_or(i32::MAX);
+        Some((Arc::clone(&route.section), room))
+    }
+
+    /// Whether some handler has no room for as many jobs as its pool has free slots.
+    #[must_use]
+    pub(crate) fn are_short(&self, free: &[usize]) -> bool {
+        self.routes
             .values()
-            .any(|handler| handler.room() < usize::MAX)
+            .any(|route| self.room(route) < free[route.pool])
+    }
+
+    /// The daemon stops: what waits to begin is given back.
+    pub(crate) fn rest(&self) {
+        self.handlers.values().for_each(|handler| handler.rest());
     }
 
     /// When a lane that is left out for want of room has some again although nothing ends.
@@ -220,9 +233,8 @@ impl Lanes {
 
     /// Ends what handlers keep running between jobs. No job runs any more.
     pub(crate) async fn close(&self) {
-        for handler in self.handlers.values() {
-            handler.close().await;
-        }
+        let handlers = self.handlers.values();
+        join_all(handlers.map(|handler| handler.close())).await;
     }
 
     /// How many more jobs its handler can have now.

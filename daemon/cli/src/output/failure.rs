@@ -66,6 +66,12 @@ impl Failure {
         self
     }
 
+    /// Adds what to do where nothing says it yet.
+    pub(crate) fn or_hint(mut self, hint: impl FnOnce() -> String) -> Self {
+        self.hint.get_or_insert_with(hint);
+        self
+    }
+
     /// Marks what stands on the screen already.
     pub(crate) fn printed(mut self) -> Self {
         self.printed = true;

@@ -34,7 +34,7 @@ pub use folder::Folders;
 #[cfg(fuzzing)]
 pub(crate) use http::answered;
 pub use http::{HttpHandler, PrepareError};
-pub use process::Fleet;
+pub use process::{Admitted, Fleet};
 
 /// Longer durations are taken for this one, so that adding them to a clock cannot overflow.
 const LONGEST: Duration = Duration::from_hours(24 * 3653);
@@ -137,12 +137,28 @@ impl Handler {
         }
     }
 
+    /// A job is on its way to it: it counts against its room until what is returned is dropped.
+    #[must_use]
+    pub fn admit(&self) -> Option<Admitted> {
+        match self {
+            Self::Process(fleet) => Some(fleet.admit()),
+            _ => None,
+        }
+    }
+
     /// When there is more room although nothing ends.
     #[must_use]
     pub fn room_at(&self) -> Option<Mono> {
         match self {
             Self::Process(fleet) => fleet.wake_at(),
             _ => None,
+        }
+    }
+
+    /// The daemon stops: what waits to begin in it is given back.
+    pub fn rest(&self) {
+        if let Self::Process(fleet) = self {
+            fleet.rest();
         }
     }
 

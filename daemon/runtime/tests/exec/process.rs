@@ -599,3 +599,90 @@ for job in jobs(): done(job, dict(env=sorted(os.environ), fds=sorted(os.listdir(
     // The fourth is the listing's own.
     assert_eq!(seen["fds"].as_array().unwrap().len(), 4, "{seen}");
 }
+
+/// It says that a cancelled job is over while its work goes on, and answers once more when that is done.
+#[tokio::test]
+async fn a_late_answer_of_a_cancelled_run_is_not_taken_for_the_next_run() {
+    let handler = many(
+        "
+say(type='ready', concurrency=2)
+def work(job):
+    while not os.path.exists(job['data']): time.sleep(0.005)
+    say(type='result', id=job['id'], result=job['attempt'])
+for line in sys.stdin:
+    line = json.loads(line)
+    if line['type'] == 'cancel': say(type='error', id=line['id'], message='over')
+    elif line['type'] == 'job' and line['attempt'] == 1: threading.Thread(target=work, args=[line]).start()
+    elif line['type'] == 'job': open(line['data'], 'w').close(); time.sleep(0.2); say(type='result', id=line['id'], result=line['attempt'])
+",
+        2,
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let first = Task {
+        attempt: 1,
+        timeout: Duration::from_millis(300),
+        ..task(&format!("{:?}", folder.path().join("go")))
+    };
+    let late = run_task(&executor(), &handler, &first).await;
+    assert_eq!(error(&late), "timed out after 300ms");
+    let again = Task {
+        attempt: 2,
+        token: Uuid::new_v4(),
+        timeout: BOUND,
+        ..first
+    };
+    let ended = run_task(&executor(), &handler, &again).await;
+    assert_eq!(ended.result.as_deref(), Some("2"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_never_came_to_its_process_is_not_blamed_for_its_end() {
+    // It reads one job, and no further one.
+    let handler = handler(
+        "
+say(type='ready')
+job = next(jobs())
+os.close(0)
+done(job)
+time.sleep(0.3)
+",
+    );
+    for n in 0..4 {
+        let ended = run_task(&executor(), &handler, &numbered(n)).await;
+        assert!(
+            matches!(ended.verdict, Verdict::Done | Verdict::Stopped),
+            "{ended:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_a_place_when_the_daemon_stops_is_given_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let note = folder.path().join("begun");
+    let handler = handler(&format!(
+        "
+say(type='ready')
+for job in jobs(): open('{}', 'w').close()
+",
+        note.display()
+    ));
+    let (order, signal) = stop();
+    let (executor, first, second) = (executor(), numbered(1), numbered(2));
+    let (_keep, never) = stop();
+    let running = executor.run(&handler, &first, signal);
+    let then = async {
+        until(|| note.exists()).await;
+        let waiting = executor.run(&handler, &second, never);
+        tokio::pin!(waiting);
+        let begun = tokio::time::timeout(Duration::from_millis(100), &mut waiting).await;
+        assert!(begun.is_err(), "{begun:?}");
+        handler.rest();
+        let waiting = waiting.await;
+        order.send(now("the daemon stops")).unwrap();
+        waiting
+    };
+    let (running, waiting) = Box::pin(within(async { tokio::join!(running, then) })).await;
+    assert_eq!(error(&waiting), "stopped: the daemon stops");
+    assert_eq!(running.verdict, Verdict::Stopped);
+}

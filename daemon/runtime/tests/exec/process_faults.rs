@@ -122,8 +122,8 @@ async fn no_hello_is_a_fault_of_the_installation() {
             assert_eq!(ended.verdict, Verdict::RETRY_LONG, "{says}: {ended:?}");
             assert!(error(&ended).contains(says), "{says}: {ended:?}");
         }
-        assert_eq!(handler.room(), 0);
-        assert!(handler.room_at().is_some());
+        // One job at a time tries it again, after a wait.
+        assert!(handler.room() <= 1);
     }
 }
 
@@ -145,8 +145,9 @@ for job in jobs():
     ));
     assert_eq!(do_one(&handler, "1").await.verdict, Verdict::Done);
     until(|| note.exists()).await;
+    // It never got the job, so that has not failed.
     let second = do_one(&handler, "2").await;
-    assert_eq!(second.verdict, Verdict::RETRY);
+    assert_eq!(second.verdict, Verdict::Stopped, "{second:?}");
     assert!(
         error(&second).contains("closed its standard input"),
         "{second:?}"

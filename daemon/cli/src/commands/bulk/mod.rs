@@ -58,14 +58,18 @@ pub(super) async fn enqueue(
             Some(size),
         )
     };
+    let session = context.connect_directly().await?.within(BOUND);
+    // Only a new file: what stands in another one may be the only record of the lines before.
     let rejects = arguments.rejects.as_deref().map(|path| {
         let unwritable =
             |error| Failure::usage(format!("{} cannot be written: {error}", path.display()));
-        File::create(path).map(BufWriter::new).map_err(unwritable)
+        File::create_new(path)
+            .map(BufWriter::new)
+            .map_err(unwritable)
     });
     let mut bulk = Bulk {
         context,
-        session: Some(context.connect_directly().await?.within(BOUND)),
+        session: Some(session),
         durability,
         skips: arguments.skip_bad || arguments.rejects.is_some(),
         rejects: rejects.transpose()?,
@@ -231,6 +235,7 @@ impl Bulk<'_> {
                         error @ (StoreError::Unreachable(_)
                         | StoreError::Timeout(_)
                         | StoreError::ReadOnly(_)
+                        | StoreError::Unreplicated(_)
                         | StoreError::Repeat(_)),
                     ) => error,
                     answer => {
@@ -263,14 +268,16 @@ impl Bulk<'_> {
         }
         self.summary.rejected += 1;
         self.summary.last_line = number;
-        if self.summary.rejected <= NAMED {
+        // A line that was too long to keep is named in any case: nothing else tells of it.
+        if self.summary.rejected <= NAMED || text.is_empty() {
             self.bar
                 .suspend(|| self.context.warn(&format!("line {number}: {why}")));
         }
-        if let Some(rejects) = &mut self.rejects {
+        if let Some(rejects) = self.rejects.as_mut().filter(|_| !text.is_empty()) {
             let written = rejects
                 .write_all(text)
-                .and_then(|()| rejects.write_all(b"\n"));
+                .and_then(|()| rejects.write_all(b"\n"))
+                .and_then(|()| rejects.flush());
             written.map_err(|error| Failure::failed(format!("line {number} is bad ({why}), and the file of rejects cannot be written: {error}")))?;
         }
         Ok(())
@@ -292,7 +299,17 @@ impl Bulk<'_> {
                 Failure::failed(format!("the file of rejects cannot be written: {error}"))
             })?;
         }
-        read?;
+        if let Err(failure) = read {
+            return Err(match self.summary.last_line {
+                0 => failure,
+                last => failure.or_hint(|| {
+                    format!(
+                        "all lines up to {last} are dealt with; those of the batch after it may be in too, and lines with an id are never in twice: go on with --start-line {}",
+                        last + 1
+                    )
+                }),
+            });
+        }
         self.summary.seconds = self.begun.elapsed().as_secs_f64();
         self.context.output.print(&self.summary)?;
         match self.summary.rejected {

@@ -14,17 +14,18 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use nix::unistd::{SysconfVar, sysconf};
-use tenure_core::crew::{Fate, Gone, fate};
-use tenure_protocol::lines::{self, BadLine, Lines, Said, TooLong};
+use tenure_core::crew::Gone;
+use tenure_protocol::lines::{self, Lines, Said};
 use tenure_protocol::output::Capped;
-use tenure_protocol::verdict::{Ended, explained, last_line};
+use tenure_protocol::verdict::Ended;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::{Instant, sleep_until, timeout};
 use uuid::Uuid;
 
 use super::Fleet;
-use super::member::{Death, Member, Open, Over};
+use super::burial::{Burial, End, Unburied, bury};
+use super::member::{Answered, Member, Open, Over};
 use crate::clock;
 use crate::events::{self, ProcessEnd};
 use crate::exec::exit::{Exit, How};
@@ -43,35 +44,13 @@ const LAST_WORDS: usize = 4 << 10;
 /// How often its memory is looked at, at most.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Why a process ends.
-#[derive(Debug)]
-enum End {
-    /// By itself.
-    Died,
-    /// It broke the protocol, and how.
-    Broke(String),
-    /// It was told to go and did.
-    Left,
-    /// It was killed for a limit that it went beyond, and which.
-    Exceeded(String),
-    /// It had to be killed for a reason outside it.
-    Killed(String),
-}
-
-impl From<TooLong> for End {
-    fn from(error: TooLong) -> Self {
-        Self::Broke(format!("{error} (worker.max_result and 64 KiB)"))
-    }
-}
-
-impl From<BadLine> for End {
-    fn from(error: BadLine) -> Self {
-        Self::Broke(error.to_string())
-    }
-}
-
 /// Starts a process and looks after it until it is gone.
 pub(super) async fn live(fleet: Fleet, member: Arc<Member>, executor: Executor) {
+    let mut unburied = Unburied {
+        fleet: &fleet,
+        member: &member,
+        over: false,
+    };
     let settings = &fleet.0.settings;
     let program = Program {
         command: &settings.command,
@@ -90,26 +69,30 @@ pub(super) async fn live(fleet: Fleet, member: Arc<Member>, executor: Executor) 
     .await
     {
         Ok(started) => started,
-        Err(NotSpawned::Stopped(_)) => return fleet.gone(member.id, Gone::Well, ""),
+        Err(NotSpawned::Stopped(_)) => {
+            unburied.over = true;
+            return fleet.gone(member.id, Gone::Well, "");
+        }
         Err(NotSpawned::Refused(why)) => {
             events::process_gone(&fleet.0.name, 0, 0, ProcessEnd::NotReady, &why);
+            unburied.over = true;
             return fleet.gone(member.id, Gone::Badly, &why);
         }
     };
     let Some(pid) = pid_of(&child) else {
-        return fleet.gone(
-            member.id,
-            Gone::Badly,
-            "it was started without a process id",
-        );
+        return;
     };
     events::process_started(&fleet.0.name, pid.as_raw());
     // Dropped before `child`, so also a dropped future has all killed while the supervisor is unreaped.
     let mut tree = Tree::new(pid, executor.guard.as_ref());
     let mut process = Process::new(&fleet, &member, &executor, &mut child, &tree);
     let mut end = process.work().await;
+    // From here on it takes nothing.
+    member.close();
+    fleet.state().crew.leave(member.id);
+    fleet.0.changed.notify_waiters();
     process.finish(&mut end, &mut tree).await;
-    let (was_ready, last_words) = (process.ready, process.words.finish());
+    let (was_ready, flushed, last_words) = (process.ready, process.flushed, process.words.finish());
     let how = How::of(&mut child).await;
     let lapsed = tree
         .guard()
@@ -126,77 +109,15 @@ pub(super) async fn live(fleet: Fleet, member: Arc<Member>, executor: Executor) 
         &fleet,
         &member,
         pid.as_raw(),
-        &end,
-        &how,
-        was_ready,
-        last_words.text().as_deref(),
+        &Burial {
+            end: &end,
+            how: &how,
+            was_ready,
+            flushed,
+            words: last_words.text().as_deref(),
+        },
     );
-}
-
-/// Says to everybody that the process is gone.
-fn bury(
-    fleet: &Fleet,
-    member: &Member,
-    pid: i32,
-    end: &End,
-    how: &How,
-    was_ready: bool,
-    words: Option<&str>,
-) {
-    let open = {
-        let mut talk = member.talk();
-        talk.closed = true;
-        std::mem::take(&mut talk.open)
-    };
-    let said = |what: &str| explained(what, words.and_then(last_line));
-    let (kind, what) = match end {
-        End::Left => (ProcessEnd::Left, String::new()),
-        End::Killed(why) => (ProcessEnd::Killed, format!("its process was killed: {why}")),
-        End::Broke(what) if was_ready => (
-            ProcessEnd::Broke,
-            said(&format!("its process broke the protocol: {what}")),
-        ),
-        End::Exceeded(what) if was_ready => {
-            (ProcessEnd::Died, said(&format!("its process was {what}")))
-        }
-        End::Exceeded(what) => (
-            ProcessEnd::NotReady,
-            said(&format!(
-                "the process was {what} before it said that it is ready"
-            )),
-        ),
-        End::Died if was_ready => (ProcessEnd::Died, said(&format!("its process died, {how}"))),
-        End::Broke(what) => (ProcessEnd::NotReady, said(what)),
-        End::Died => (
-            ProcessEnd::NotReady,
-            said(&format!(
-                "the process died before it said that it is ready, {how}"
-            )),
-        ),
-    };
-    let blamed = matches!(end, End::Died | End::Broke(_) | End::Exceeded(_));
-    events::process_gone(&fleet.0.name, pid, open.len(), kind, &what);
-    let (exit_code, signal) = how.numbers();
-    let fate = fate(blamed, open.len());
-    let others = match fate {
-        Fate::Marked => format!("; it had {} jobs, and each runs alone now", open.len()),
-        _ => String::new(),
-    };
-    for (_, Open { answer, log }) in open {
-        let death = Death {
-            why: format!("{what}{others}"),
-            exit_code,
-            signal,
-        };
-        // Whoever gave the job up is told nothing.
-        let _ = answer.send(Over::Died {
-            fate,
-            death,
-            log: log.finish().text(),
-        });
-    }
-    let gone = if blamed { Gone::Badly } else { Gone::Well };
-    fleet.gone(member.id, gone, &what);
+    unburied.over = true;
 }
 
 /// A running process, as the task that looks after it sees it.
@@ -211,6 +132,10 @@ struct Process<'a> {
     /// What is being written.
     writing: Vec<u8>,
     written: usize,
+    /// How many bytes were ever written.
+    flushed: u64,
+    /// It does not read any more.
+    deaf: bool,
     words: Capped,
     ready: bool,
     /// It was told that no job comes any more.
@@ -239,6 +164,8 @@ impl<'a> Process<'a> {
             lines: Lines::new(executor.limits.result.saturating_add(SLACK)),
             writing: Vec::new(),
             written: 0,
+            flushed: 0,
+            deaf: false,
             words: Capped::new(LAST_WORDS),
             ready: false,
             drained: false,
@@ -271,6 +198,7 @@ impl<'a> Process<'a> {
                 length = read(&mut self.stdout, &mut answers) => {
                     if length == 0 {
                         self.stdout = None;
+                        self.member.close();
                         bye.get_or_insert(after(LINGER));
                         continue;
                     }
@@ -286,9 +214,17 @@ impl<'a> Process<'a> {
                     self.note(&log[..length]);
                 }
                 written = write(&mut self.stdin, &self.writing[self.written..]) => match written {
-                    Some(length) => self.written += length,
-                    None if self.drained => self.stdin = None,
-                    None => return End::Broke("it closed its standard input".to_owned()),
+                    Some(length) => {
+                        self.written += length;
+                        self.flushed += length as u64;
+                    }
+                    None => {
+                        // Perhaps it is just dying, and what it has answered is still to be heard.
+                        self.stdin = None;
+                        self.deaf = true;
+                        self.member.close();
+                        bye.get_or_insert(after(LINGER));
+                    }
                 },
                 () = sleep_until(hello), if !self.ready => {
                     let limit = humantime::format_duration(settings.hello_timeout);
@@ -302,10 +238,11 @@ impl<'a> Process<'a> {
                     }
                 }
                 () = sleep_until(bye.unwrap_or(hello)), if bye.is_some() => {
-                    return match self.drained && self.member.talk().open.is_empty() {
-                        true => End::Left,
-                        false => End::Broke("it closed its standard output".to_owned()),
-                    };
+                    if self.drained && self.member.talk().open.is_empty() {
+                        return End::Left;
+                    }
+                    let closed = if self.deaf { "input" } else { "output" };
+                    return End::Broke(format!("it closed its standard {closed}"));
                 }
             }
         }
@@ -327,6 +264,8 @@ impl<'a> Process<'a> {
         if let Some(why) = leave {
             events::process_leaves(&self.fleet.0.name, self.pid, why);
             self.drain();
+            // The line is written first.
+            return None;
         }
         if self.drained && idle && self.writing.is_empty() && self.stdin.take().is_some() {
             *bye = Some(after(self.fleet.0.settings.kill_grace));
@@ -341,7 +280,7 @@ impl<'a> Process<'a> {
             // Under one lock: no job comes after this line.
             let mut talk = self.member.talk();
             talk.closed = true;
-            talk.out.extend_from_slice(lines::drain().as_bytes());
+            talk.queue(lines::drain());
             drop(talk);
             self.member.wake.notify_one();
         }
@@ -381,7 +320,7 @@ impl<'a> Process<'a> {
             Said::Ready { concurrency } if !self.ready => {
                 self.ready = true;
                 let mut state = self.fleet.state();
-                state.crew.ready(self.member.id, concurrency);
+                state.crew.ready(clock::now(), self.member.id, concurrency);
                 drop(state);
                 self.fleet.show();
                 self.fleet.0.changed.notify_waiters();
@@ -391,17 +330,22 @@ impl<'a> Process<'a> {
             _ if !self.ready => Err(End::Broke(
                 "it answered before it said that it is ready ({\"type\":\"ready\"})".to_owned(),
             )),
-            Said::Ended { id, ended } => self.answer(id, ended),
+            Said::Ended { id, token, ended } => self.answer(id, token, ended),
             // What comes after the answer is of no use.
             Said::Progress { .. } => Ok(()),
         }
     }
 
-    fn answer(&mut self, id: Uuid, ended: Box<Ended>) -> Result<(), End> {
-        let Some(Open { answer, log }) = self.member.talk().open.remove(&id) else {
-            return Err(End::Broke(format!(
-                "it answered for job {id}, which it does not have: each job is answered once"
-            )));
+    fn answer(&mut self, id: Uuid, token: Option<Uuid>, ended: Box<Ended>) -> Result<(), End> {
+        let answered = self.member.talk().answered(id, token);
+        let Open { answer, log, .. } = match answered {
+            Answered::Open(open) => open,
+            Answered::Late => return Ok(()),
+            Answered::Unknown => {
+                return Err(End::Broke(format!(
+                    "it answered for job {id}, which it does not have: each job is answered once"
+                )));
+            }
         };
         let log = log.finish().text();
         // The seat is gone when the job was given up.
@@ -431,15 +375,17 @@ impl<'a> Process<'a> {
         let grace = self.fleet.0.settings.kill_grace;
         if matches!(end, End::Broke(_) | End::Left) {
             tree.tell(Order::Term);
+            let member = self.member;
             let ended = async {
                 tokio::select! {
                     () = exit.wait() => {}
+                    () = member.until_killed() => {}
                     never = async { self.gather(end).await; std::future::pending().await } => never,
                 }
             };
             let _ = timeout(grace, ended).await;
         }
-        if !matches!(end, End::Killed(_)) {
+        if matches!(end, End::Died) {
             let _ = timeout(LINGER, self.gather(end)).await;
         }
         tree.end();
@@ -458,7 +404,7 @@ impl<'a> Process<'a> {
                 length = read(&mut self.stdout, &mut answers) => {
                     if length == 0 {
                         self.stdout = None;
-                    } else if matches!(end, End::Died | End::Left)
+                    } else if !matches!(end, End::Broke(_))
                         && let Err(broken) = self.hear(&answers[..length])
                     {
                         *end = broken;

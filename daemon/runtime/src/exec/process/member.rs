@@ -2,10 +2,11 @@
 //!
 //! Invariant: each job that was given learns of its end once, by an answer or by the death of the process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tenure_core::crew::{Fate, Leave, ProcessId};
+use tenure_protocol::lines;
 use tenure_protocol::output::Capped;
 use tenure_protocol::verdict::Ended;
 use tokio::sync::{Notify, oneshot};
@@ -54,6 +55,10 @@ pub(super) struct Member {
 pub(super) struct Talk {
     /// Lines that are to be written.
     pub(super) out: Vec<u8>,
+    /// How many bytes were ever put there.
+    queued: u64,
+    /// The jobs that it was told to stop work on and has answered for: who says that a cancelled job is over may still work on it.
+    cancelled: VecDeque<Uuid>,
     /// The jobs in it.
     pub(super) open: HashMap<Uuid, Open>,
     /// Takes nothing any more.
@@ -71,6 +76,12 @@ pub(super) struct Open {
     pub(super) answer: oneshot::Sender<Over>,
     /// What the process logged meanwhile.
     pub(super) log: Capped,
+    /// The run.
+    pub(super) token: Uuid,
+    /// Of all bytes that were put into `out`, its line is the last up to here.
+    pub(super) line_end: u64,
+    /// It was told to stop work on it.
+    cancelled: bool,
 }
 
 impl Member {
@@ -86,25 +97,38 @@ impl Member {
     pub(super) fn give(
         &self,
         job: Uuid,
+        token: Uuid,
         line: &str,
         log: usize,
     ) -> Option<oneshot::Receiver<Over>> {
         let (answer, over) = oneshot::channel();
         let mut talk = self.talk();
-        if talk.closed {
+        // What it still does for an earlier run must not meet this one.
+        if talk.closed || talk.cancelled.contains(&job) {
             return None;
         }
-        let log = Capped::new(log);
-        talk.open.insert(job, Open { answer, log });
-        talk.out.extend_from_slice(line.as_bytes());
+        talk.queue(line);
+        let open = Open {
+            answer,
+            log: Capped::new(log),
+            token,
+            line_end: talk.queued,
+            cancelled: false,
+        };
+        talk.open.insert(job, open);
         drop(talk);
         self.wake.notify_one();
         Some(over)
     }
 
-    /// Writes a line to it, sooner or later.
-    pub(super) fn say(&self, line: &str) {
-        self.talk().out.extend_from_slice(line.as_bytes());
+    /// Tells it to stop work on a job.
+    pub(super) fn cancel(&self, job: Uuid) {
+        let mut talk = self.talk();
+        if let Some(open) = talk.open.get_mut(&job) {
+            open.cancelled = true;
+            talk.queue(&lines::cancel(job));
+        }
+        drop(talk);
         self.wake.notify_one();
     }
 
@@ -126,8 +150,63 @@ impl Member {
         self.wake.notify_one();
     }
 
+    /// Until it has to die at once.
+    pub(super) async fn until_killed(&self) {
+        while self.talk().kill.is_none() {
+            self.wake.notified().await;
+        }
+    }
+
+    /// It gets no further job.
+    pub(super) fn close(&self) {
+        self.talk().closed = true;
+    }
+
     pub(super) fn talk(&self) -> MutexGuard<'_, Talk> {
         // No change of it can be left half done by a panic.
         self.talk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Cancelled jobs are remembered up to so many; a process that has more is rare, and old ones are over by then.
+const CANCELLED: usize = 1000;
+
+/// What an answer is for.
+pub(super) enum Answered {
+    /// A job that is open.
+    Open(Open),
+    /// A run that is over: its work went on after a word to stop, or it was another run.
+    Late,
+    /// A job that the process does not have.
+    Unknown,
+}
+
+impl Talk {
+    /// Puts a line where it will be written.
+    pub(super) fn queue(&mut self, line: &str) {
+        self.out.extend_from_slice(line.as_bytes());
+        self.queued += line.len() as u64;
+    }
+
+    /// The process has answered for a job, perhaps for this run of it.
+    pub(super) fn answered(&mut self, job: Uuid, token: Option<Uuid>) -> Answered {
+        let Some(open) = self.open.get(&job) else {
+            return match self.cancelled.contains(&job) || token.is_some() {
+                true => Answered::Late,
+                false => Answered::Unknown,
+            };
+        };
+        if token.is_some_and(|token| token != open.token) {
+            return Answered::Late;
+        }
+        if open.cancelled {
+            self.cancelled.push_back(job);
+            if self.cancelled.len() > CANCELLED {
+                self.cancelled.pop_front();
+            }
+        }
+        self.open
+            .remove(&job)
+            .map_or(Answered::Unknown, Answered::Open)
     }
 }

@@ -1,15 +1,17 @@
 //! `process` handlers: processes that are started once and do many jobs, one line in for each and one line out.
 //!
 //! [`Fleet`] has the processes of one handler and finds a place for each job, as the pure `tenure_core::crew` says; `member` is
-//! one process as its jobs see it, `life` the task that looks after it, and `seat` one job in it.
+//! one process as its jobs see it, `life` the task that looks after it, `burial` its end, and `seat` one job in it.
 //!
 //! Invariant: a job is over when its process has answered for it or is dead, and not before.
 
+mod burial;
 mod life;
 mod member;
 mod seat;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenure_core::crew::{Crew, Gone, Limits, Place, ProcessId};
@@ -36,10 +38,22 @@ struct Shared {
     name: String,
     settings: ProcessSettings,
     state: Mutex<State>,
+    /// Jobs that are on their way to a place, wait for one, or have one.
+    admitted: AtomicUsize,
     /// A place may have become free.
     changed: Notify,
     members: TaskTracker,
+    /// No job gets a place any more.
+    resting: CancellationToken,
     closing: CancellationToken,
+}
+
+/// Why a job has no place.
+enum NoPlace {
+    /// The daemon stops, and the job has not begun.
+    Stopping,
+    /// No process gets ready, and why.
+    NotReady(String),
 }
 
 #[derive(Debug)]
@@ -70,8 +84,10 @@ impl Fleet {
                 members: BTreeMap::new(),
                 not_ready: String::new(),
             }),
+            admitted: AtomicUsize::new(0),
             changed: Notify::new(),
             members: TaskTracker::new(),
+            resting: CancellationToken::new(),
             closing: CancellationToken::new(),
         }))
     }
@@ -79,13 +95,26 @@ impl Fleet {
     /// How many jobs could begin now.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.state().crew.capacity(clock::now())
+        let admitted = self.0.admitted.load(Ordering::Relaxed);
+        self.state().crew.capacity(clock::now(), admitted)
+    }
+
+    /// A job is on its way to it, until what is returned is dropped.
+    #[must_use]
+    pub fn admit(&self) -> Admitted {
+        self.0.admitted.fetch_add(1, Ordering::Relaxed);
+        Admitted(Arc::clone(&self.0))
     }
 
     /// When more may begin although nothing ends: a process that ended badly is replaced after a wait.
     #[must_use]
     pub fn wake_at(&self) -> Option<Mono> {
         self.state().crew.starts_again_at(clock::now())
+    }
+
+    /// Gives no job a place any more: what waits for one has not begun.
+    pub fn rest(&self) {
+        self.0.resting.cancel();
     }
 
     /// Sends all processes away and waits until they are gone. No job may be in them any more.
@@ -95,8 +124,8 @@ impl Fleet {
         self.0.members.wait().await;
     }
 
-    /// A place for a job in a process; waits for one. `Err`: no process gets ready, and why.
-    async fn place(&self, executor: &Executor, alone: bool) -> Result<Arc<Member>, String> {
+    /// A place for a job in a process; waits for one.
+    async fn place(&self, executor: &Executor, alone: bool) -> Result<Arc<Member>, NoPlace> {
         let waiting = Waiting::begin(self, alone);
         let failed = self.state().crew.failed_starts();
         loop {
@@ -105,9 +134,12 @@ impl Fleet {
             // From here on a change is noticed, also one before the wait.
             changed.as_mut().enable();
             let until = {
+                if self.0.resting.is_cancelled() {
+                    return Err(NoPlace::Stopping);
+                }
                 let mut state = self.state();
                 if state.crew.failed_starts() > failed && !state.crew.has_any() {
-                    return Err(state.not_ready.clone());
+                    return Err(NoPlace::NotReady(state.not_ready.clone()));
                 }
                 match state.crew.place(clock::now(), alone) {
                     Place::Seat(id) => match state.members.get(&id) {
@@ -133,6 +165,7 @@ impl Fleet {
             self.show();
             tokio::select! {
                 () = changed => {}
+                () = self.0.resting.cancelled() => {}
                 () = clock::sleep_until(until), if until.is_some() => {}
             }
         }
@@ -175,6 +208,16 @@ impl Fleet {
     fn state(&self) -> MutexGuard<'_, State> {
         // No change of the state can be left half done by a panic.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A job that counts against the room of a fleet.
+#[derive(Debug)]
+pub struct Admitted(Arc<Shared>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.admitted.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

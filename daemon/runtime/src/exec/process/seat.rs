@@ -8,8 +8,8 @@ use tenure_protocol::verdict::{Ended, Verdict};
 use tokio::sync::oneshot;
 use tokio::time::sleep_until;
 
-use super::Fleet;
 use super::member::{Member, Over};
+use super::{Fleet, NoPlace};
 use crate::exec::{Executor, StopSignal, Task, after, next_order, stopped};
 
 /// Why a job was told to end.
@@ -34,13 +34,14 @@ pub(crate) async fn run(
             (_, reason) = next_order(&mut stop) => return stopped(&reason),
             place = fleet.place(executor, task.alone) => match place {
                 Ok(member) => member,
-                Err(why) => return Ended::because(Verdict::RETRY_LONG, why),
+                Err(NoPlace::Stopping) => return stopped("the daemon stops"),
+                Err(NoPlace::NotReady(why)) => return Ended::because(Verdict::RETRY_LONG, why),
             },
         };
         let deadline = task.deadline();
         let line = lines::job(&task.envelope(&deadline));
         // A process that is just dying takes nothing, and then the job has not begun.
-        if let Some(answer) = member.give(task.job, &line, executor.limits.log) {
+        if let Some(answer) = member.give(task.job, task.token, &line, executor.limits.log) {
             fleet.given(&member);
             let seat = Seat {
                 member,
@@ -77,17 +78,16 @@ impl Seat<'_> {
                     let kill_at = after(grace);
                     match told {
                         None => {
-                            self.member.say(&lines::cancel(self.task.job));
+                            self.member.cancel(self.task.job);
+                            told = Some(Told::Stopped(reason));
                             next = kill_at;
                         }
                         Some(_) => next = next.min(kill_at),
                     }
-                    // It has to end for this reason now, whatever the first was.
-                    told = Some(Told::Stopped(reason));
                 }
                 () = sleep_until(next), if !killed => {
                     if told.is_none() {
-                        self.member.say(&lines::cancel(self.task.job));
+                        self.member.cancel(self.task.job);
                         told = Some(Told::TimedOut);
                         next = after(fleet.0.settings.kill_grace);
                         continue;
