@@ -37,10 +37,10 @@ SQL
 
 journal=$1
 database=${2:-}
-# Between a daemon and its handlers there is a supervisor each; other queues have none.
+# Between a daemon and its handlers there is a supervisor each, which is the same program; other queues have none.
 daemon=$PPID
-read -r _ name _ above _ <"/proc/$PPID/stat"
-if [ "$name" = '(tenure-supervis)' ]; then daemon=$above; fi
+read -r _ _ _ above _ <"/proc/$PPID/stat"
+if [ "/proc/$PPID/exe" -ef "/proc/$above/exe" ]; then daemon=$above; fi
 number=${TENURE_JOB_TYPE##*-}
 say start
 case $TENURE_JOB_TYPE in

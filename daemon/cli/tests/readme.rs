@@ -56,6 +56,7 @@ fn the_defaults_in_the_document_are_the_ones_in_force() {
             "### exec" => "[handlers.a.exec]\ncommand = ['true']",
             "### process" => "[handlers.c.process]\ncommand = ['true']",
             "### http" => "[handlers.b.http]\nurl = 'http://localhost/'",
+            "### Confinement" => "[handlers.d.exec]\ncommand = ['true']",
             "### retry" => "[handlers.a.retry]",
             "## Variables" => break,
             _ => "",
